@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all a fresh machine needs; the rest is for working on certvol.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: demo test check setup setup-dev lint clean
+
+demo: setup
+	$(BIN)/certvol demo --out demo --seed 0
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: .venv/installed
+setup-dev: .venv/installed-dev
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "certvol needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv demo build dist src/*.egg-info

@@ -1,0 +1,344 @@
+"""Every setting, its default, its presets, and their strict loading.
+
+A setting is named `section.field`. Values come from the preset, then the file, then the command line, the later beating the
+earlier. The `method` section belongs to the chosen method: its fields are those of that method's `Config`.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from certvol.errors import UserError
+
+NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where images come from and how they are kept."""
+
+    image_size: int | None = None
+    """Side in pixels of what the network sees; null: what the backbone was made for."""
+    cache_dir: str | None = None
+    """Place of the decoded images; null: $CERTVOL_CACHE, else the user's cache folder."""
+    cache_limit_gb: float = 50.0
+    """All decoded images together take at most this; the longest unused go first."""
+    workers: int = 0
+    """Threads that decode; 0: one per core."""
+    device_share: float = 0.5
+    """Decoded images live on the GPU where they fit into this share of its free memory."""
+    holdout: float = 0.1
+    """Share of the source kept out of training, to notice a model that goes wrong."""
+    max_megapixels: float = 179.0
+    """A larger image is taken for a decompression bomb and skipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """The random view of a training image. All of its geometry is one warp."""
+
+    enabled: bool = True
+    crop_area: float = 0.75
+    """Smallest share of the image that the random crop keeps."""
+    crop_aspect: float = 1.3333333333333333
+    """Largest change of aspect ratio by the random crop."""
+    flip: bool = True
+    rotate: float = 10.0
+    """Degrees, either way."""
+    shear: float = 10.0
+    """Degrees, either way."""
+    shift: float = 0.025
+    """Share of the side, either way."""
+    scale: float = 0.025
+    """Zoom, either way."""
+    grey: float = 0.2
+    """Probability of a grey view."""
+    jitter: float = 0.05
+    """Brightness, contrast, saturation and hue of the other views, either way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    backbone: str = "resnet50.tv_in1k"
+    """Any timm name, or small_cnn."""
+    weights: str | None = None
+    """A .safetensors or .pth file; null: the hub's, for a timm backbone; none: from scratch."""
+    norm: NormMode = "auto"
+    """Statistics of BatchNorm layers: mixed, per_domain (own statistics), dsbn (own affine too), frozen, auto (a trial decides)."""
+    train: Literal["all", "last_block", "head"] = "all"
+    """Which part of the backbone learns."""
+    classifier_layers: Literal[1, 2] = 2
+    dropout: float = 0.5
+    """Before each linear layer of the classifier, while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The two phases."""
+
+    pretrain_steps: int = 500
+    cycles: int = 50
+    cycle_steps: int = 50
+    """Steps between two labellings; 0: 5 * ceil(classes / 16)."""
+    batch_size: int = 128
+    seed: int = 0
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bf16 on a GPU, fp32 elsewhere."""
+    compile: bool = False
+    """torch.compile: minutes to start, faster steps after."""
+    learning_rate: float = 5e-4
+    adapt_learning_rate: float | None = None
+    """null: the same as in pretraining."""
+    schedule: Literal["can", "constant"] = "can"
+    """can: lr / (1 + 10 p)^exponent over the adaptation's progress p."""
+    schedule_exponent: float = 0.75
+    momentum: float = 0.95
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    """Largest norm of the gradient; 0: no limit."""
+    fresh_optimizer: bool = False
+    """Forget the momentum of pretraining when adaptation starts."""
+    pseudo_labels: Literal["argmax", "mc_dropout"] = "argmax"
+    label_view: Literal["test", "augmented"] = "test"
+    """The view of an image that gets its pseudo-label."""
+    mc_passes: int = 32
+    mc_dropout: float = 0.85
+    labelling: Literal["on_demand", "full"] = "on_demand"
+    """on_demand: label, in random order, only as many images as the cycle will draw."""
+    log_every: int = 10
+    checkpoint_seconds: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """Label-free signs of collapse, and what to do about them."""
+
+    action: Literal["back", "stop", "warn"] = "back"
+    """back: end adaptation and deliver the best healthy cycle; stop: fail the run; warn: say so and go on."""
+    patience: int = 2
+    """Cycles in a row that must look collapsed."""
+    spread: float = 0.6
+    """Collapsed: the number of classes in use falls below this share of what the pretrained model uses."""
+    source_accuracy: float = 0.75
+    """Collapsed: accuracy on held-out source falls below this share of the pretrained model's."""
+    images: int = 2048
+    """How many fixed target images are watched."""
+    trial_cycles: int = 5
+    """With model.norm auto: cycles of trial for each candidate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All sections. `method` is an instance of the chosen method's own `Config`, whose `name` is set in `method_name`."""
+
+    method_name: str
+    method: Any
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        return {"method": {"name": self.method_name, **dataclasses.asdict(self.method)}, **sections}
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.as_dict(), sort_keys=False)
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "augment": AugmentConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "guard": GuardConfig,
+}
+
+# Settings of a method are given to the methods that have them: `paper` sets M for cvp and nothing for basic.
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "default": (
+        "our recommendation: the paper's method, M and alpha, statistics chosen by a trial, collapse guard on",
+        {},
+    ),
+    "paper": (
+        "the paper's settings, mixed statistics; nothing held out, the guard only warns",
+        {
+            "training.cycles": 250,
+            "training.cycle_steps": 50,
+            "model.norm": "mixed",
+            "data.holdout": 0.0,
+            "guard.action": "warn",
+        },
+    ),
+    "authors": (
+        "the settings of the authors' release, mixed statistics; nothing held out, the guard only warns",
+        {
+            "method.num_samples": 32,
+            "method.samples_weight": 0.75,
+            "training.cycles": 200,
+            "training.cycle_steps": 0,
+            "training.adapt_learning_rate": 2.5e-4,
+            "training.schedule": "constant",
+            "training.weight_decay": 1e-5,
+            "training.fresh_optimizer": True,
+            "training.pseudo_labels": "mc_dropout",
+            "training.label_view": "augmented",
+            "model.norm": "mixed",
+            "data.holdout": 0.0,
+            "guard.action": "warn",
+        },
+    ),
+    "quick": (
+        "small and short, for the demo and CPUs: small_cnn on 32 px images, from scratch",
+        {
+            "model.backbone": "small_cnn",
+            "training.pretrain_steps": 300,
+            "training.cycles": 20,
+            "training.cycle_steps": 15,
+            "training.learning_rate": 4e-3,
+            "training.momentum": 0.9,
+            "guard.trial_cycles": 2,
+        },
+    ),
+}
+
+
+def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """{"training": {"cycles": 4}} and {"training.cycles": 4} alike become the latter."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if not isinstance(key, str):
+            raise UserError(f"{where}: a setting's name must be text, found {key!r}")
+        if isinstance(value, Mapping):
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        elif "." in key:
+            flat[key] = value
+        elif value is None and (key in SECTIONS or key == "method"):
+            continue  # an empty section of a YAML file
+        else:
+            raise UserError(f"{where}: expected `{key}` to be a section with settings, found {value!r}")
+    return flat
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the settings file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} is not valid YAML: {first}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, Mapping):
+        raise UserError(f"{path} should hold sections of settings (such as `training:`), found {type(loaded).__name__}")
+    return flatten(loaded, str(path))
+
+
+def nearest(word: str, choices: list[str]) -> str:
+    """`; did you mean X?`, or nothing where no choice is near."""
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def resolve(
+    methods: Mapping[str, type],
+    preset: str = "default",
+    file: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Joins preset, file and overrides (flat dictionaries) into one checked Config. `methods`: name -> its Config class."""
+    if preset not in PRESETS:
+        raise UserError(
+            f"there is no preset `{preset}`{nearest(preset, list(PRESETS))} (presets: {', '.join(PRESETS)})"
+        )
+    given = {**(file or {}), **(overrides or {})}
+    from_preset = PRESETS[preset][1]
+    name = given.pop("method.name", "cvp")
+    if name not in methods:
+        known = sorted(methods)
+        raise UserError(f"there is no method `{name}`{nearest(str(name), known)} (methods: {', '.join(known)})")
+    sections = {"method": methods[name], **SECTIONS}
+    known_settings = [f"{s}.{f.name}" for s, cls in sections.items() for f in dataclasses.fields(cls)]
+    for key in given:
+        if key not in known_settings:
+            raise UserError(f"unknown setting `{key}`{nearest(key, [*known_settings, 'method.name'])}")
+    merged = {**{key: value for key, value in from_preset.items() if key in known_settings}, **given}
+    parsed = {section: _typed(section, cls, merged) for section, cls in sections.items()}
+    config = Config(method_name=name, **parsed)
+    _check_ranges(config)
+    return config
+
+
+def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
+    """An instance of `cls` from the flat settings of its section, values checked against the field's type."""
+    from argparse import ArgumentError
+
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    parser.add_class_arguments(cls, section)
+    own = {key.partition(".")[2]: value for key, value in flat.items() if key.startswith(f"{section}.")}
+    values: dict[str, Any] = {}
+    for name, value in own.items():
+        try:
+            values[name] = parser.parse_object({section: {name: value}})[section][name]
+        except (ArgumentError, TypeError, ValueError):
+            kind = {f.name: f.type for f in dataclasses.fields(cls)}[name]
+            raise UserError(f"`{section}.{name}` should be {_kind_in_words(kind)}, found {value!r}") from None
+    return cls(**values)
+
+
+def _kind_in_words(kind: Any) -> str:
+    text = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind).replace("typing.", "")
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+    if text is None:
+        return "another type"
+    if text.startswith("Literal["):
+        return "one of " + text.removeprefix("Literal[").removesuffix("]").replace("'", "")
+    if text.endswith(" | None"):
+        inner = text.removesuffix(" | None")
+        return f"{words.get(inner, inner)} or null"
+    return words.get(text, text)
+
+
+_POSITIVE = (
+    "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every training.mc_passes "
+    "guard.patience guard.trial_cycles guard.images augment.crop_area augment.crop_aspect"
+).split()
+_NOT_NEGATIVE = (
+    "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
+    "training.grad_clip training.checkpoint_seconds data.workers data.device_share data.holdout model.dropout "
+    "augment.rotate augment.shear augment.shift augment.scale augment.grey augment.jitter"
+).split()
+_BELOW_ONE = "data.holdout model.dropout training.mc_dropout training.momentum".split()
+
+
+def _check_ranges(config: Config) -> None:
+    flat = flatten(config.as_dict(), "settings")
+    for key in _POSITIVE:
+        if not flat[key] > 0:
+            raise UserError(f"`{key}` should be above 0, found {flat[key]}")
+    for key in _NOT_NEGATIVE:
+        if not flat[key] >= 0:
+            raise UserError(f"`{key}` should not be negative, found {flat[key]}")
+    for key in _BELOW_ONE:
+        if not flat[key] < 1:
+            raise UserError(f"`{key}` should be below 1, found {flat[key]}")
+    if flat["training.batch_size"] < 4:
+        raise UserError(f"`training.batch_size` should be 4 or more, found {flat['training.batch_size']}")
+    if flat["augment.crop_area"] > 1:
+        raise UserError(f"`augment.crop_area` is a share of the image, at most 1; found {flat['augment.crop_area']}")
+    size = flat["data.image_size"]
+    if size is not None and size < 8:
+        raise UserError(f"`data.image_size` should be 8 pixels or more, found {size}")

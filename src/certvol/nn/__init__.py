@@ -1,0 +1,1 @@
+"""Networks: backbones, their normalisation, the two heads, sampling."""

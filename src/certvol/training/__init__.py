@@ -1,0 +1,1 @@
+"""Training in two phases, and what it keeps."""
