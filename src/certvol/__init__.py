@@ -1,1 +1,19 @@
-"""Labelled source images, unlabelled target images, a classifier for the target with a certainty per image."""
+"""Labelled source images, unlabelled target images, a classifier for the target with a certainty per image.
+
+`run = certvol.adapt(source, target, out=...)`, `model = certvol.load(run_folder)`, `model.predict(images)`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from certvol.api import Model, Prediction, Run, adapt, evaluate, load
+
+__all__ = ["Model", "Prediction", "Run", "adapt", "evaluate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """On first use: `import certvol` and `certvol --help` do without torch."""
+    if name in __all__:
+        return getattr(import_module("certvol.api"), name)
+    raise AttributeError(f"module 'certvol' has no attribute {name!r}")

@@ -22,6 +22,10 @@ NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
 class DataConfig:
     """Where images come from and how they are kept."""
 
+    source: str | None = None
+    """Folder of labelled images, a sub-folder per class."""
+    target: str | None = None
+    """Folder of images to adapt to; labels are neither needed nor looked at."""
     image_size: int | None = None
     """Side in pixels of what the network sees; null: what the backbone was made for."""
     cache_dir: str | None = None
@@ -71,7 +75,7 @@ class ModelConfig:
     weights: str | None = None
     """A .safetensors or .pth file; null: the hub's, for a timm backbone; none: from scratch."""
     norm: NormMode = "auto"
-    """Statistics of BatchNorm layers: mixed, per_domain (own statistics), dsbn (own affine too), frozen, auto (a trial decides)."""
+    """Statistics of BatchNorm: mixed, per_domain (own statistics), dsbn (own affine too), frozen, auto (a trial decides)."""
     train: Literal["all", "last_block", "head"] = "all"
     """Which part of the backbone learns."""
     classifier_layers: Literal[1, 2] = 2
@@ -314,22 +318,22 @@ def _kind_in_words(kind: Any) -> str:
 
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every training.mc_passes "
-    "guard.patience guard.trial_cycles guard.images augment.crop_area augment.crop_aspect"
+    "guard.patience guard.trial_cycles guard.images augment.crop_area augment.crop_aspect method.num_samples"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
     "training.grad_clip training.checkpoint_seconds data.workers data.device_share data.holdout model.dropout "
-    "augment.rotate augment.shear augment.shift augment.scale augment.grey augment.jitter"
+    "augment.rotate augment.shear augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
 ).split()
 _BELOW_ONE = "data.holdout model.dropout training.mc_dropout training.momentum".split()
 
 
 def _check_ranges(config: Config) -> None:
     flat = flatten(config.as_dict(), "settings")
-    for key in _POSITIVE:
+    for key in (k for k in _POSITIVE if k in flat):
         if not flat[key] > 0:
             raise UserError(f"`{key}` should be above 0, found {flat[key]}")
-    for key in _NOT_NEGATIVE:
+    for key in (k for k in _NOT_NEGATIVE if k in flat):
         if not flat[key] >= 0:
             raise UserError(f"`{key}` should not be negative, found {flat[key]}")
     for key in _BELOW_ONE:

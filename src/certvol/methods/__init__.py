@@ -1,1 +1,16 @@
-"""One file per method."""
+"""One file per method: its name is the command-line name."""
+
+import importlib
+import pkgutil
+
+from certvol.methods.protocol import AdaptationMethod
+
+
+def discover() -> dict[str, type[AdaptationMethod]]:
+    """Every module of this folder but the protocol holds a class `Method`."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "protocol")
+    return {name: importlib.import_module(f"{__name__}.{name}").Method for name in names}
+
+
+def config_classes() -> dict[str, type]:
+    return {name: method.Config for name, method in discover().items()}

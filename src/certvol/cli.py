@@ -1,0 +1,338 @@
+"""The command line. Torch is imported by the commands that need it, never for `--help`."""
+
+import argparse
+import difflib
+import errno
+import glob
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from certvol.errors import CertvolError, UserError
+
+SETTINGS_HELP = """any setting: --section.field value, such as --training.cycles 40 --method.num_samples 128;
+every one of them, with its default, is in RUN/config.yaml and in docs/settings.md"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see `{self.prog} --help`)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="certvol",
+        description="Labelled source images and unlabelled target images in; a classifier for the target with a certainty per "
+        "image out.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    demo = commands.add_parser("demo", help="adapt embedded synthetic digits to real ones, by three methods")
+    demo.add_argument("--out", required=True, metavar="RUNS", help="folder for the runs and summary.json")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.set_defaults(act=_demo)
+
+    check = commands.add_parser("check", help="what is in the folders, and what is wrong with them")
+    check.add_argument("--source", required=True, metavar="FOLDER", help="labelled images, a sub-folder per class")
+    check.add_argument("--target", required=True, metavar="FOLDER", help="unlabelled images, in any layout")
+    check.set_defaults(act=_check)
+
+    adapt = commands.add_parser(
+        "adapt",
+        help="pretrain on the source, adapt to the target, predict",
+        epilog=SETTINGS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    adapt.add_argument("--source", metavar="FOLDER", help="labelled images, a sub-folder per class")
+    adapt.add_argument("--target", metavar="FOLDER", help="images to adapt to, in any layout; labels are not looked at")
+    adapt.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
+    adapt.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    adapt.add_argument("--config", metavar="FILE", help="settings as YAML; RUN/config.yaml repeats a run")
+    adapt.add_argument("--preset", metavar="NAME", help="default, paper, authors or quick; see `certvol list presets`")
+    for flag, field, text in SHORTHANDS:
+        adapt.add_argument(flag, metavar="VALUE", help=f"{text}; short for --{field}")
+    adapt.set_defaults(act=_adapt, takes_settings=True)
+
+    evaluate = commands.add_parser("evaluate", help="figures of a run on a labelled folder")
+    evaluate.add_argument("run", metavar="RUN")
+    evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images in folders named like the classes")
+    evaluate.add_argument("--json", metavar="FILE", help="write the same figures as JSON")
+    evaluate.add_argument("--device", default="auto")
+    evaluate.set_defaults(act=_evaluate)
+
+    predict = commands.add_parser("predict", help="labels and certainty for any images, as CSV")
+    predict.add_argument("run", metavar="RUN")
+    predict.add_argument("images", nargs="+", metavar="IMAGES", help="folders, files or quoted globs")
+    predict.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
+    predict.add_argument(
+        "--coverage", type=float, metavar="SHARE", help="accept this share of the target, reject its least certain rest"
+    )
+    predict.add_argument("--device", default="auto")
+    predict.set_defaults(act=_predict)
+
+    listing = commands.add_parser("list", help="methods, backbones or presets there are")
+    listing.add_argument("what", choices=["methods", "backbones", "presets"])
+    listing.set_defaults(act=_list)
+    return parser
+
+
+SHORTHANDS = (
+    ("--method", "method.name", "cvp, basic, source_only ..."),
+    ("--backbone", "model.backbone", "a timm name, or small_cnn"),
+    ("--weights", "model.weights", "a local weights file, or none to train from scratch"),
+    ("--seed", "training.seed", "the seed of everything random"),
+    ("--device", "training.device", "auto, cpu, cuda or cuda:N"),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit code of a command: 0, 1 a run failed, 2 a user's mistake, 130 and 143 stopped."""
+    try:
+        return _run(arguments)
+    except CertvolError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(
+                f"no space left while writing {error.filename or 'a file'}; free some, then go on with --resume", 1
+            )
+        if error.filename is not None and error.strerror is not None:
+            return _fail(f"{error.strerror}: {error.filename}", 1)
+        raise
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"certvol: {message}", file=sys.stderr)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    known = _command_names(parser)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        close = difflib.get_close_matches(arguments[0], known, n=1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        raise UserError(f"there is no command `{arguments[0]}`{hint} (commands: {', '.join(known)})")
+    options, rest = parser.parse_known_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    if rest and not getattr(options, "takes_settings", False):
+        raise UserError(
+            f"`certvol {options.command}` does not know `{rest[0]}` (see `certvol {options.command} --help`)"
+        )
+    if getattr(options, "takes_settings", False):
+        options.settings = _settings(rest)
+    code: int = options.act(options)
+    return code
+
+
+def _command_names(parser: argparse.ArgumentParser) -> list[str]:
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return list(next(actions).choices)
+
+
+def _settings(rest: Sequence[str]) -> dict[str, str]:
+    """--section.field value and --section.field=value."""
+    settings: dict[str, str] = {}
+    words = list(rest)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            hint = f"; did you mean `--{close[0]}`?" if (close := _near_option(name)) else ""
+            raise UserError(
+                f"`certvol adapt` does not know `{word}`{hint} (settings are given as --section.field value)"
+            )
+        if not equals:
+            if not words:
+                raise UserError(f"--{name} needs a value")
+            value = words.pop(0)
+        settings[name] = value
+    return settings
+
+
+def _near_option(name: str) -> list[str]:
+    options = ["source", "target", "out", "resume", "config", "preset", *(flag[2:] for flag, _, _ in SHORTHANDS)]
+    return difflib.get_close_matches(name, options, n=1)
+
+
+class _StopSignal:
+    """Ctrl-C or SIGTERM is remembered, so that the step under way can end and be saved. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: Any) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+        print("certvol: stopping after this step ...", file=sys.stderr)
+
+    def __call__(self) -> int | None:
+        return self.received
+
+
+def _adapt(options: argparse.Namespace) -> int:
+    from certvol import api
+    from certvol.console import ConsoleReporter
+
+    settings = dict(options.settings)
+    for flag, field, _ in SHORTHANDS:
+        value = getattr(options, flag[2:])
+        if value is not None:
+            settings[field] = value
+    if settings.get("model.weights") not in (None, "none"):
+        settings["model.weights"] = str(Path(settings["model.weights"]).expanduser().absolute())
+    if options.resume is not None and (settings or options.source or options.target or options.out or options.config):
+        raise UserError("--resume goes on with a run as it was begun: give no other options with it")
+    finished = api.adapt(
+        options.source,
+        options.target,
+        options.out,
+        resume=options.resume,
+        preset=options.preset,
+        config=options.config,
+        reporter=ConsoleReporter(),
+        stop_signal=_StopSignal(),
+        **settings,
+    )
+    _closing_words(finished)
+    return 0
+
+
+def _closing_words(run: Any) -> None:
+    from certvol.console import accuracy_rows, print_table
+
+    if run.metrics is not None:
+        print_table("target accuracy, %", ["", "all images", "mean of classes"], accuracy_rows(run.metrics))
+    print(f"delivered: {run.delivery.model} ({run.delivery.why})")
+    print(f"predictions, with a certainty for every image: {run.path / 'predictions.csv'}")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from certvol import demo
+    from certvol.console import ConsoleReporter, percent, print_table
+
+    accuracies = demo.run(Path(options.out), options.seed, ConsoleReporter(), _StopSignal())
+    rows = [[name, percent(value)] for name, value in accuracies.items()]
+    print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
+    print(f"each run, with its predictions and certainties, is in {Path(options.out)}/<method>/")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from certvol.config import DataConfig
+    from certvol.console import ConsoleReporter, print_table
+    from certvol.data.check import check
+
+    report = check(options.source, options.target, DataConfig(), ConsoleReporter())
+    rows = [[name, str(count)] for name, count in report.source_counts.items()]
+    rows.append([f"all {len(report.source_counts)} classes", str(sum(report.source_counts.values()))])
+    print_table("source", ["class", "images"], rows)
+    print_table("target", ["", "images"], [["all", str(report.target_count)]])
+    if report.findings:
+        print_table(
+            "findings", ["", "what"], [[finding.level, finding.text] for finding in report.findings], text_columns=2
+        )
+    print("adaptation can start" if report.can_adapt else "adaptation cannot start: mend the errors above")
+    return 0 if report.can_adapt else 2
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from certvol import api
+    from certvol.console import ConsoleReporter, accuracy_rows, percent, print_table
+
+    found = api.evaluate(options.run, options.data, options.device, ConsoleReporter())
+    print_table(
+        f"accuracy on {options.data}, %, {found['adapted']['images']} images",
+        ["", "all images", "mean of classes"],
+        accuracy_rows(found),
+    )
+    before, after = found["source_only"]["per_class"], found["adapted"]["per_class"]
+    rows = [[name, percent(before[name]), percent(after[name])] for name in after]
+    print_table("accuracy per class, %", ["class", "source only", "adapted"], rows)
+    if options.json is not None:
+        _write_out(Path(options.json), json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _write_out(path: Path, text: str) -> None:
+    from certvol.tables import write_text
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _image_paths(images: Sequence[str]) -> list[str]:
+    """Folders are read whole, globs expanded, files taken as they are."""
+    from certvol.data.folders import scan
+
+    found: list[str] = []
+    for word in images:
+        if Path(word).is_dir():
+            found += [os.path.join(word, path) for path in scan(word).paths]  # noqa: PTH118 (a glob may give bytes Path alters)
+        elif Path(word).exists():
+            found.append(word)
+        elif matches := sorted(glob.glob(word, recursive=True)):  # noqa: PTH207 (absolute patterns, which Path.glob refuses)
+            found += [match for match in matches if not Path(match).is_dir()]
+        else:
+            raise UserError(f"there is no file, folder or match for `{word}`")
+    if not found:
+        raise UserError(f"no images in {', '.join(images)}")
+    return list(dict.fromkeys(found))
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from certvol import api
+    from certvol.console import ConsoleReporter
+    from certvol.tables import predictions_csv
+
+    if options.coverage is not None and not 0 < options.coverage <= 1:
+        raise UserError(f"--coverage is a share above 0 and at most 1, found {options.coverage}")
+    reporter = ConsoleReporter()
+    paths = _image_paths(options.images)
+    model = api.load(options.run, options.device)
+    readable, outputs, failures = api.predict_files(model, paths, reporter)
+    accepted = None
+    if options.coverage is not None:
+        accepted = api.accept(options.run, outputs, options.coverage)
+    _write_out(Path(options.out), predictions_csv(readable, model.classes, outputs, accepted))
+    for path, reason in failures[:5]:
+        reporter.warn(f"skipped {path}: {reason}")
+    skipped = f", {len(failures)} unreadable skipped" if failures else ""
+    rejected = f", {int((~accepted).sum())} rejected" if accepted is not None else ""
+    print(f"{len(readable)} images predicted{rejected}{skipped}: {options.out}")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from certvol.console import print_table
+
+    if options.what == "presets":
+        from certvol.config import PRESETS
+
+        print_table("presets", ["name", "what"], [[n, text] for n, (text, _) in PRESETS.items()], text_columns=2)
+    elif options.what == "methods":
+        from certvol.methods import discover
+
+        print_table("methods", ["name", "what"], [[n, m.summary] for n, m in discover().items()], text_columns=2)
+    else:
+        from certvol.nn.backbones import list_backbones
+
+        print("\n".join(list_backbones()))
+    return 0

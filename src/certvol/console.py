@@ -1,0 +1,101 @@
+"""Progress, tables and warnings on a terminal; plain lines where there is none."""
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_SECONDS = 5.0  # between two plain progress lines
+
+
+class ConsoleReporter:
+    """Writes to stderr, so that what a command prints can be piped."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.fancy = self.console.is_terminal
+        self.bar: Progress | None = None
+        self.task: TaskID | None = None
+        self.what, self.total, self.done, self.text = "", 0, 0, ""
+        self.started = self.printed = 0.0
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"warning: {text}", markup=False, style="yellow")
+
+    def start(self, what: str, total: int) -> None:
+        self.finish()
+        self.what, self.total, self.done, self.text = what, total, 0, ""
+        self.started = self.printed = time.monotonic()
+        if self.fancy:
+            self.bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=self.console,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task(what, total=total, note="")
+
+    def advance(self, n: int = 1) -> None:
+        self.done += n
+        if self.bar is not None and self.task is not None:
+            self.bar.advance(self.task, n)
+        elif time.monotonic() - self.printed > PLAIN_SECONDS:
+            self._plain_line()
+
+    def note(self, text: str) -> None:
+        self.text = text
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, note=text)
+
+    def _plain_line(self) -> None:
+        self.printed = time.monotonic()
+        elapsed = self.printed - self.started
+        left = elapsed / self.done * (self.total - self.done) if self.done else 0
+        ending = f", {left:.0f} s left" if self.done < self.total else f", {elapsed:.0f} s"
+        self.say(f"{self.what}: {self.done}/{self.total}{ending}{'  ' + self.text if self.text else ''}")
+
+    def finish(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar, self.task = None, None
+        elif self.total > 0 and self.what:
+            self._plain_line()
+        self.what, self.total = "", 0
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
+
+
+def print_table(title: str, columns: list[str], rows: list[list[str]], text_columns: int = 1) -> None:
+    """On stdout. The first columns are text, the others figures. Cells are shown as they are, never as markup."""
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(Text(column), justify="left" if number < text_columns else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    width = None if sys.stdout.isatty() else 120
+    Console(highlight=False, width=width).print(table)
+
+
+def printable(text: str) -> str:
+    """Control characters and bytes that are not Unicode, as escapes: a file's name must not steer the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def accuracy_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    return [
+        [name, percent(metrics[key]["accuracy"]), percent(metrics[key]["mean_class_accuracy"])]
+        for name, key in (("source only", "source_only"), ("adapted", "adapted"))
+    ]

@@ -1,0 +1,45 @@
+"""The embedded default: synthetic digits to real ones, by the same way as any user's folders."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from certvol import api
+from certvol.config import read_settings_file
+from certvol.data.digits import write_digits
+from certvol.errors import UserError
+from certvol.reporting import Reporter
+from certvol.tables import write_text
+from certvol.training.run_folder import RunFolder
+
+METHODS = ("source_only", "basic", "cvp")
+SETTINGS = {"augment.flip": False}  # a mirrored digit is another digit, or none
+
+
+def run(out: Path, seed: int, reporter: Reporter, stop_signal: Callable[[], int | None]) -> dict[str, float]:
+    """Target accuracy by method. Runs that are there already are gone on with, or only read."""
+    source, target = write_digits(out / "data", seed=0)
+    accuracies = {}
+    for method in METHODS:
+        reporter.say(f"--- {method}")
+        folder = RunFolder(out / method)
+        if folder.holds_a_run:
+            _same_seed(folder, seed)
+            finished = api.adapt(resume=folder.path, reporter=reporter, stop_signal=stop_signal)
+        else:
+            settings: dict[str, Any] = {"method.name": method, "training.seed": seed, **SETTINGS}
+            finished = api.adapt(
+                source, target, folder.path, preset="quick", reporter=reporter, stop_signal=stop_signal, **settings
+            )
+        if finished.metrics is None:
+            raise AssertionError("the demo's target folder tells its labels")
+        accuracies[method] = float(finished.metrics["adapted"]["accuracy"])
+    write_text(out / "summary.json", json.dumps(accuracies, indent=2) + "\n")
+    return accuracies
+
+
+def _same_seed(folder: RunFolder, seed: int) -> None:
+    before = read_settings_file(folder.config).get("training.seed")
+    if before != seed:
+        raise UserError(f"{folder.path} holds a run of seed {before}, not {seed}; give another --out")

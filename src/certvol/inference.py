@@ -1,0 +1,85 @@
+"""From a model and images to logits, probabilities and sigma. The trainer labels with it, `predict` predicts with it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from certvol.methods.protocol import AdaptationMethod
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Of N images, on the CPU."""
+
+    probabilities_NC: NDArray[np.float32]
+    sigma_N: NDArray[np.float32] | None
+
+    @property
+    def labels_N(self) -> NDArray[np.int64]:
+        return np.asarray(np.argmax(self.probabilities_NC, axis=1))
+
+    @property
+    def confidence_N(self) -> NDArray[np.float32]:
+        return np.asarray(self.probabilities_NC.max(axis=1))
+
+
+@contextmanager
+def evaluating(method: AdaptationMethod, domain: int) -> Iterator[None]:
+    """Inside: no gradients, stored statistics of `domain`, no dropout."""
+    was_training = method.training
+    method.eval()
+    try:
+        with torch.inference_mode(), method.network.rows_of(domain=domain):
+            yield
+    finally:
+        method.train(was_training)
+
+
+def mixed_precision(device: torch.device, bf16: bool) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+
+
+def mc_dropout_probabilities(
+    method: AdaptationMethod, features_ND: Tensor, passes: int, dropout: float, seed: int
+) -> Tensor:
+    """Mean over `passes` of the classifier with dropout on: the backbone runs once, the head many times."""
+    devices = [features_ND.device] if features_ND.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        total = torch.zeros(())
+        for number in range(passes):
+            probabilities = method.network.classifier(features_ND, dropout=dropout).float().softmax(dim=1)
+            total = probabilities if number == 0 else total + probabilities
+    return total / passes
+
+
+def run_batches(
+    method: AdaptationMethod,
+    batches: Iterator[Tensor],
+    domain: int,
+    bf16: bool = False,
+    head: Callable[[Tensor, int], Tensor] | None = None,
+) -> Outputs:
+    """`batches`: normalised images on the model's device. `head`: (features, number of the batch) -> probabilities."""
+    probabilities: list[Tensor] = []
+    sigmas: list[Tensor] = []
+    with evaluating(method, domain):
+        for number, images_NCHW in enumerate(batches):
+            with mixed_precision(images_NCHW.device, bf16):
+                features_ND = method.network.features(images_NCHW)
+                if head is None:
+                    probabilities.append(method.network.classifier(features_ND).float().softmax(dim=1))
+                else:
+                    probabilities.append(head(features_ND, number))
+                sigma_N = method.sigma(features_ND)
+            if sigma_N is not None:
+                sigmas.append(sigma_N)
+    return Outputs(
+        torch.cat(probabilities).cpu().numpy(),
+        torch.cat(sigmas).float().cpu().numpy() if sigmas else None,
+    )

@@ -1,0 +1,50 @@
+"""Certainty Volume Prediction (Ringwald and Stiefelhagen, BMVC 2021).
+
+A Gaussian of predicted width sigma around every feature: its samples must keep the feature's class (which shrinks sigma), and
+sigma is pulled towards a target that is the larger, the better the samples are classified (which widens it).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from certvol.losses import antagonistic, cross_entropy, samples_cross_entropy
+from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.nn.heads import SigmaHead
+from certvol.nn.network import Network
+from certvol.nn.sampling import sample_features, standard_noise
+
+
+class Method(AdaptationMethod):
+    summary = "Certainty Volume Prediction: a Gaussian of predicted width around every feature"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        num_samples: int = 64  # M
+        samples_weight: float = 0.5  # alpha; 0: the samples only form sigma's target
+        antagonistic: bool = True  # L_Ant; without it sigma collapses to 0
+
+    def __init__(self, network: Network, config: Any) -> None:
+        super().__init__(network, config)
+        self.sigma_head = SigmaHead(network.info.dim)
+
+    def sigma(self, features_ND: Tensor) -> Tensor:
+        sigma: Tensor = self.sigma_head(features_ND)
+        return sigma
+
+    def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
+        mu_ND = self.network.features(batch.images_NCHW)
+        sigma_N = self.sigma(mu_ND)
+        batch.watched["sigma"] = sigma_N.detach()
+        terms = {"ce": cross_entropy(self.network.classifier(mu_ND), batch.labels_N).mean()}
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.samples_weight > 0):
+            noise_NMD = standard_noise(mu_ND, self.config.num_samples, batch.generator)
+            samples_NMD = sample_features(mu_ND, sigma_N, noise_NMD)
+            samples_ce_N = samples_cross_entropy(self.network.classifier(samples_NMD), batch.labels_N)
+        if self.config.samples_weight > 0:
+            terms["samples_ce"] = self.config.samples_weight * samples_ce_N.mean()
+        if self.config.antagonistic:
+            terms["antagonistic"] = antagonistic(sigma_N, samples_ce_N, self.network.num_classes).mean()
+        return terms

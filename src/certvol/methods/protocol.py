@@ -1,0 +1,53 @@
+"""What a method is to the trainer: a module that turns a batch into loss terms."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from certvol.nn.network import Network
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's images on the training device, source rows first."""
+
+    images_NCHW: Tensor
+    labels_N: Tensor
+    """True labels of the source rows, this cycle's pseudo-labels of the target rows."""
+    num_source: int
+    generator: torch.Generator
+    """For this step's noise, on the device of the images."""
+    progress: float
+    """Of the phase, 0 to 1."""
+    adapting: bool
+    """False in pretraining, where all rows are source images."""
+    watched: dict[str, Tensor] = field(default_factory=dict)
+    """A method may leave values per image here (`sigma`), detached: their medians over each domain are logged."""
+
+
+class AdaptationMethod(nn.Module, ABC):
+    """Extra networks of a method are its sub-modules: they are trained, saved and resumed with the rest."""
+
+    summary: ClassVar[str]
+    adapts: ClassVar[bool] = True
+    """False: training ends with pretraining."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Settings of the method, given as `method.<field>`."""
+
+    def __init__(self, network: Network, config: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.config = config
+
+    @abstractmethod
+    def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
+        """Scalars by name; their sum is minimised."""
+
+    def sigma(self, features_ND: Tensor) -> Tensor | None:
+        """Certainty of each image, where the method has one."""
+        return None

@@ -1,0 +1,8 @@
+"""No adaptation: what the source alone teaches. The figure every method has to beat."""
+
+from certvol.methods import basic
+
+
+class Method(basic.Method):
+    summary = "no adaptation: cross-entropy on the source alone"
+    adapts = False

@@ -1,0 +1,65 @@
+"""Backbone and classifier together, with the normalisation mode they share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from certvol.config import ModelConfig
+from certvol.nn import norm
+from certvol.nn.backbones import BackboneInfo, create_backbone, last_block
+from certvol.nn.heads import Classifier
+
+
+class Network(nn.Module):
+    """f_CNN and f_Cl. `features` is the backbone's pooled output, N x D."""
+
+    def __init__(self, backbone: nn.Module, info: BackboneInfo, num_classes: int, config: ModelConfig) -> None:
+        super().__init__()
+        # `auto` starts as mixed: until adaptation there is only the source, and both candidates are the same.
+        self.domains = norm.Domains(mode="mixed" if config.norm == "auto" else config.norm)
+        self.has_batch_norm = norm.install(backbone, self.domains) > 0
+        self.backbone = backbone
+        # In a list, so that a compiled twin is not taken for a sub-module with weights of its own.
+        self._forward: list[Callable[[Tensor], Tensor]] = [backbone]
+        self.info = info
+        self.num_classes = num_classes
+        self.classifier = Classifier(info.dim, num_classes, config.classifier_layers, config.dropout)
+        self.trained_part = config.train
+        if self.trained_part != "all":
+            backbone.requires_grad_(False)
+        if self.trained_part == "last_block":
+            last_block(backbone).requires_grad_(True)
+
+    def train(self, mode: bool = True) -> "Network":
+        """A part that does not learn stays in evaluation: its statistics do not move either."""
+        super().train(mode)
+        if mode and self.trained_part != "all":
+            self.backbone.eval()
+            if self.trained_part == "last_block":
+                last_block(self.backbone).train()
+        return self
+
+    def features(self, images_NCHW: Tensor) -> Tensor:
+        features: Tensor = self._forward[0](images_NCHW)
+        return features
+
+    def compile_backbone(self) -> None:
+        self._forward = [torch.compile(self.backbone)]
+
+    @contextmanager
+    def rows_of(self, *, num_source: int | None = None, domain: int = norm.SOURCE) -> Iterator[None]:
+        """Inside: whose rows are passing, by their number (training) or as a whole (evaluation)."""
+        before = (self.domains.num_source, self.domains.whole_batch)
+        self.domains.num_source, self.domains.whole_batch = num_source, domain
+        try:
+            yield
+        finally:
+            self.domains.num_source, self.domains.whole_batch = before
+
+
+def create_network(config: ModelConfig, image_size: int | None, num_classes: int, seed: int) -> Network:
+    torch.manual_seed(seed)
+    backbone, info = create_backbone(config.backbone, config.weights, image_size)
+    return Network(backbone, info, num_classes, config)

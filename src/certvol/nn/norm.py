@@ -1,0 +1,131 @@
+"""Whose statistics a BatchNorm layer uses.
+
+`mixed`       one set, of the whole batch: what an ordinary layer does
+`per_domain`  a set for the source and one for the target, in training, labelling and prediction; shared affine parameters
+`dsbn`        the same, with affine parameters of their own too
+`frozen`      those the weights came with, never changed
+
+All modes are one layer with one layout of weights, so that the mode can change after pretraining. Rows of a training batch
+are ordered source first; the network's `Domains` says how many they are, or whose a whole evaluation batch is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SOURCE, TARGET = 0, 1
+Mode = Literal["mixed", "per_domain", "dsbn", "frozen"]
+
+
+@dataclass
+class Domains:
+    """Shared by all layers of one network: the mode, and the domains of the rows that are passing through."""
+
+    mode: Mode = "mixed"
+    num_source: int | None = None
+    """Training: how many rows, from the first, are source images. None: all rows are of domain `whole_batch`."""
+    whole_batch: int = SOURCE
+
+    @property
+    def apart(self) -> bool:
+        return self.mode in ("per_domain", "dsbn")
+
+
+class DomainBatchNorm(nn.Module):
+    """BatchNorm2d with two sets of statistics; the second is the target's where domains are kept apart."""
+
+    running_mean_2C: Tensor
+    running_var_2C: Tensor
+
+    def __init__(self, layer: nn.BatchNorm2d, domains: Domains) -> None:
+        super().__init__()
+        if layer.running_mean is None or layer.running_var is None or layer.weight is None:
+            raise ValueError(
+                "a BatchNorm layer without running statistics or affine parameters cannot be split by domain"
+            )
+        self.domains = domains
+        self.eps = layer.eps
+        self.momentum = 0.1 if layer.momentum is None else layer.momentum
+        affine_sets = 2 if domains.mode == "dsbn" else 1
+        self.weight_SC = nn.Parameter(layer.weight.detach().repeat(affine_sets, 1))
+        self.bias_SC = nn.Parameter(layer.bias.detach().repeat(affine_sets, 1))
+        self.register_buffer("running_mean_2C", layer.running_mean.detach().repeat(2, 1))
+        self.register_buffer("running_var_2C", layer.running_var.detach().repeat(2, 1))
+
+    def _normalise(self, rows: Tensor, domain: int) -> Tensor:
+        affine = min(domain, len(self.weight_SC) - 1)
+        return F.batch_norm(
+            rows,
+            self.running_mean_2C[domain],
+            self.running_var_2C[domain],
+            self.weight_SC[affine],
+            self.bias_SC[affine],
+            training=self.training and self.domains.mode != "frozen",
+            momentum=self.momentum,
+            eps=self.eps,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.domains.apart:
+            return self._normalise(x, SOURCE)
+        split = self.domains.num_source
+        if split is None:
+            return self._normalise(x, self.domains.whole_batch)
+        if split == 0 or split == x.shape[0]:
+            return self._normalise(x, TARGET if split == 0 else SOURCE)
+        return torch.cat([self._normalise(x[:split], SOURCE), self._normalise(x[split:], TARGET)])
+
+
+def install(backbone: nn.Module, domains: Domains) -> int:
+    """Replaces every BatchNorm2d in place and returns how many there were. What timm fuses into its layers stays behind them."""
+    found = [
+        (parent, name, child)
+        for parent in backbone.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.BatchNorm2d)
+    ]
+    for parent, name, layer in found:
+        own: nn.Module = DomainBatchNorm(layer, domains)
+        fused = [
+            part for part in (getattr(layer, "drop", None), getattr(layer, "act", None)) if isinstance(part, nn.Module)
+        ]
+        setattr(parent, name, nn.Sequential(own, *fused) if fused else own)
+    return len(found)
+
+
+def domain_layers(backbone: nn.Module) -> Iterator[DomainBatchNorm]:
+    for module in backbone.modules():
+        if isinstance(module, DomainBatchNorm):
+            yield module
+
+
+@torch.no_grad()
+def copy_source_to_target(backbone: nn.Module) -> None:
+    """The target's statistics, and affine parameters of its own, start where the source's are."""
+    for layer in domain_layers(backbone):
+        for pair in (layer.running_mean_2C, layer.running_var_2C, layer.weight_SC, layer.bias_SC):
+            if len(pair) == 2:
+                pair[TARGET] = pair[SOURCE]
+
+
+@torch.no_grad()
+def estimate_target_statistics(
+    backbone: nn.Module, batches: Iterable[Tensor], forward: Callable[[Tensor], Tensor]
+) -> None:
+    """Before the first target image is trained on: the plain average over `batches` of target images."""
+    layers = list(domain_layers(backbone))
+    momentum = [layer.momentum for layer in layers]
+    was_training = backbone.training
+    backbone.eval()
+    for number, images_NCHW in enumerate(batches):
+        for layer in layers:
+            layer.train()
+            layer.momentum = 1 / (number + 1)
+        forward(images_NCHW)
+    for layer, before in zip(layers, momentum, strict=True):
+        layer.momentum = before
+    backbone.train(was_training)

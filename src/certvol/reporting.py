@@ -1,0 +1,32 @@
+"""How the library talks to whoever runs it: the command line shows bars or lines, a script may stay silent."""
+
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    def say(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def start(self, what: str, total: int) -> None: ...
+    def advance(self, n: int = 1) -> None: ...
+    def note(self, text: str) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Silent:
+    def say(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
+    def start(self, what: str, total: int) -> None:
+        pass
+
+    def advance(self, n: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass

@@ -1,0 +1,73 @@
+"""Signs, without any target label, of how well a model does on the target. P: N x C probabilities.
+
+The collapse guard watches them in every cycle; the trial of normalisation modes is decided by them.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Probabilities = NDArray[np.float32]
+_TINY = 1e-12
+
+
+def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(-(p * np.log(p + _TINY)).sum(axis=-1))
+
+
+def mean_entropy(probabilities_NC: Probabilities) -> float:
+    return float(_entropy(probabilities_NC.astype(np.float64)).mean())
+
+
+def mutual_information(probabilities_NC: Probabilities) -> float:
+    """H(mean of p) - mean of H(p): high where images are classified with confidence and all classes are in use."""
+    p = probabilities_NC.astype(np.float64)
+    return float(_entropy(p.mean(axis=0)) - _entropy(p).mean())
+
+
+def classes_in_use(probabilities_NC: Probabilities) -> float:
+    """Effective number of predicted classes: exp of the entropy of their frequencies. 1 where all images get one class."""
+    counts = np.bincount(probabilities_NC.argmax(axis=1), minlength=probabilities_NC.shape[1])
+    return float(np.exp(_entropy(counts / counts.sum())))
+
+
+def agreement(probabilities_NC: Probabilities, reference_NC: Probabilities) -> float:
+    """Share of images that two models classify alike."""
+    return float((probabilities_NC.argmax(axis=1) == reference_NC.argmax(axis=1)).mean())
+
+
+def label_free_scores(
+    probabilities_NC: Probabilities, pretrained_NC: Probabilities, source_accuracy: float | None
+) -> dict[str, float | None]:
+    """What is logged per cycle. `source_accuracy`: on held-out source images, None where none are held out."""
+    return {
+        "mutual_information": mutual_information(probabilities_NC),
+        "entropy": mean_entropy(probabilities_NC),
+        "classes_in_use": classes_in_use(probabilities_NC),
+        "agreement_with_pretrained": agreement(probabilities_NC, pretrained_NC),
+        "source_accuracy": source_accuracy,
+    }
+
+
+def signs_of_collapse(
+    scores: Mapping[str, float | None],
+    pretrained: Mapping[str, float | None],
+    least_spread: float,
+    least_source_accuracy: float,
+) -> list[str]:
+    """In words, each sign that this cycle's model has collapsed against the pretrained one; empty for a healthy model."""
+    signs = []
+    used, used_before = scores["classes_in_use"], pretrained["classes_in_use"]
+    if used is not None and used_before is not None and used < least_spread * used_before:
+        signs.append(f"predictions have fallen onto {used:.1f} classes, from {used_before:.1f}")
+    right, right_before = scores["source_accuracy"], pretrained["source_accuracy"]
+    if right is not None and right_before is not None and right < least_source_accuracy * right_before:
+        signs.append(f"accuracy on held-out source images has fallen to {right:.0%}, from {right_before:.0%}")
+    return signs
+
+
+def trial_score(scores: Mapping[str, float | None]) -> float:
+    """By which the trial of normalisation modes is decided: the higher, the better."""
+    information = scores["mutual_information"]
+    return -np.inf if information is None else information

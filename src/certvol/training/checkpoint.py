@@ -1,0 +1,129 @@
+"""The full state of training in one safetensors file: weights, optimiser, the cycle's plan; and, as JSON, where it stands.
+
+A checkpoint is written beside the last one, synced, and only then named in `latest.json` with its checksum. One that is torn
+or tampered with is noticed by that checksum, and the one before it is used.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from certvol.errors import RunFailed
+
+POINTER = "latest.json"
+
+
+@dataclass(frozen=True)
+class State:
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is whole or as before, whatever happens meanwhile."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Atomically. Safetensors refuses tensors that share memory or have gaps, so each is made contiguous on the CPU."""
+    temporary = path.with_name(path.name + ".part")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+class Checkpoints:
+    """The newest checkpoint of a run and the one before it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            entries = json.loads((self.folder / POINTER).read_text())
+        except (OSError, ValueError):
+            return []
+        return entries if isinstance(entries, list) else []
+
+    def save(self, state: State) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = self._entries()[:1]
+        number = 1 + max((int(entry["number"]) for entry in before), default=0)
+        path = self.folder / f"state-{number:06d}.safetensors"
+        write_tensors(path, state.tensors)
+        entry = {"number": number, "file": path.name, "blake2b": _digest(path), "facts": state.facts}
+        write_atomically(self.folder / POINTER, json.dumps([entry, *before], indent=1).encode())
+        kept = {entry["file"], *(old["file"] for old in before)}
+        for stale in self.folder.glob("state-*.safetensors*"):
+            if stale.name not in kept:
+                stale.unlink(missing_ok=True)
+
+    def load(self) -> tuple[State | None, list[str]]:
+        """The newest whole checkpoint, None where there is none; and a warning for each that was passed over."""
+        warnings: list[str] = []
+        for entry in self._entries():
+            name = Path(str(entry.get("file", ""))).name  # never a path that leads elsewhere
+            path = self.folder / name
+            try:
+                if _digest(path) != entry["blake2b"]:
+                    raise ValueError("its checksum is wrong")
+                return State(load_file(path), entry["facts"]), warnings
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                warnings.append(f"checkpoint {name} cannot be used ({error}); trying the one before it")
+        return None, warnings
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Momentum and the like, by the parameter's number."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"optimizer.{number}.{name}": value
+        for number, entries in state.items()
+        for name, value in entries.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        section, _, rest = key.partition(".")
+        if section == "optimizer":
+            number, _, name = rest.partition(".")
+            state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    try:
+        module.load_state_dict(dict(tensors))
+    except RuntimeError:
+        raise RunFailed(f"{what} does not fit this run's network: it was written with other settings") from None

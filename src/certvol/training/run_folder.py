@@ -1,0 +1,117 @@
+"""The files of a run, and who may write them."""
+
+import fcntl
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from certvol.errors import UserError
+from certvol.training.checkpoint import Checkpoints, write_atomically, write_tensors
+
+
+class Journal:
+    """What training writes line by line. Lines after the last checkpoint are cut off on resuming, and written again."""
+
+    def __init__(self, folder: Path, cycles_folder: Path) -> None:
+        self.history = folder / "history.jsonl"
+        self.scores = cycles_folder / "scores.jsonl"
+        self.cycles_folder = cycles_folder
+        self.best_weights = cycles_folder / "best-mutual_information.safetensors"
+
+    def _append(self, path: Path, line: Mapping[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        self._append(self.history, line)
+
+    def log_scores(self, cycle: int, scores: Mapping[str, Any], probabilities_NC: NDArray[np.float32]) -> None:
+        """`cycle` 0 is the model that adaptation starts from."""
+        self._append(self.scores, {"cycle": cycle, **scores})
+        half = torch.from_numpy(probabilities_NC).to(torch.float16)
+        write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half})
+
+    def lengths(self) -> dict[str, int]:
+        return {p.name: p.stat().st_size if p.exists() else 0 for p in (self.history, self.scores)}
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        for path in (self.history, self.scores):
+            if path.exists():
+                with path.open("r+b") as file:
+                    file.truncate(min(lengths.get(path.name, 0), path.stat().st_size))
+
+    def adopt(self, other: "Journal") -> None:
+        """Goes on from another journal's lines: a trial that was chosen."""
+        for mine, theirs in ((self.history, other.history), (self.scores, other.scores)):
+            if theirs.exists():
+                mine.parent.mkdir(parents=True, exist_ok=True)
+                with mine.open("ab") as file:
+                    file.write(theirs.read_bytes())
+        for kept in other.cycles_folder.glob("*.safetensors"):
+            write_atomically(self.cycles_folder / kept.name, kept.read_bytes())
+
+
+class RunFolder:
+    """Names as the design fixes them. Weights, state and tables are written whole or not at all."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.environment = self.path / "environment.json"
+        self.timing = self.path / "timing.jsonl"
+        self.cycles = self.path / "cycles"
+        self.pretrained = self.path / "pretrained.safetensors"
+        self.model = self.path / "model.safetensors"
+        self.predictions = self.path / "predictions.csv"
+        self.metrics = self.path / "metrics.json"
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.journal = Journal(self.path, self.cycles)
+        self._lock: TextIO | None = None
+
+    def trial_journal(self, name: str) -> Journal:
+        folder = self.cycles / f"trial-{name}"
+        return Journal(folder, folder)
+
+    @property
+    def holds_a_run(self) -> bool:
+        return self.config.exists()
+
+    @property
+    def finished(self) -> bool:
+        return self.model.exists()
+
+    def create(self) -> None:
+        """A new run: refused where the folder holds another one, or files of any other kind."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            kept = [entry.name for entry in self.path.iterdir() if entry.name != "lock"]
+        except OSError as error:
+            raise UserError(f"cannot use {self.path} for the run: {error.strerror}") from None
+        if self.holds_a_run:
+            way_on = "it is complete" if self.finished else f"go on with it by `certvol adapt --resume {self.path}`"
+            raise UserError(f"{self.path} holds another run ({way_on}); give a new folder as --out")
+        if kept:
+            raise UserError(f"{self.path} is not empty (found {sorted(kept)[0]}); give a new folder as --out")
+
+    def lock(self) -> None:
+        """One process at a time: held until this process ends."""
+        try:
+            self._lock = (self.path / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is writing the run {self.path}; wait for it, or stop it first") from None
+        except OSError as error:
+            raise UserError(f"cannot write into {self.path}: {error.strerror}") from None
+
+    def write_json(self, path: Path, content: Any) -> None:
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+    def note_time(self, line: Mapping[str, Any]) -> None:
+        with self.timing.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

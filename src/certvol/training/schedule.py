@@ -1,0 +1,20 @@
+"""The learning rate over the two phases."""
+
+from certvol.config import TrainingConfig
+
+
+def pretraining_rate(config: TrainingConfig) -> float:
+    return config.learning_rate
+
+
+def adaptation_rate(config: TrainingConfig, progress: float) -> float:
+    """`progress` of the adaptation phase, 0 to 1."""
+    start = config.learning_rate if config.adapt_learning_rate is None else config.adapt_learning_rate
+    if config.schedule == "constant":
+        return start
+    return start / float((1 + 10 * progress) ** config.schedule_exponent)
+
+
+def steps_per_cycle(config: TrainingConfig, num_classes: int) -> int:
+    """0 stands for the authors' rule: five steps for every sixteen classes begun."""
+    return config.cycle_steps if config.cycle_steps > 0 else 5 * -(-num_classes // 16)

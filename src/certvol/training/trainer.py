@@ -1,0 +1,499 @@
+"""Pretraining on the source, then adaptation in cycles: label the target, train on mixed batches, look at the result.
+
+The trainer knows a method only by its protocol, and the target only as images. Where it stands is `Position` plus tensors; all
+randomness is a function of the seed and the place, so that going on from a checkpoint gives what going on at once would have.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from certvol.config import Config
+from certvol.data.batches import (
+    CyclePlan,
+    batch_shape,
+    by_class,
+    class_visits,
+    hold_out,
+    images_needed,
+    plan_mixed_cycle,
+    plan_source_cycle,
+)
+from certvol.errors import Interrupted, RunFailed
+from certvol.inference import Outputs, mc_dropout_probabilities, mixed_precision, run_batches
+from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.nn import norm
+from certvol.nn.norm import SOURCE, TARGET
+from certvol.reporting import Reporter
+from certvol.seeding import numpy_generator, torch_generator, torch_seed
+from certvol.selection import label_free_scores, trial_score
+from certvol.training.checkpoint import (
+    Checkpoints,
+    State,
+    load_into,
+    optimizer_tensors,
+    restore_optimizer,
+    with_prefix,
+    without_prefix,
+    write_tensors,
+)
+from certvol.training.guard import Guard, Scores
+from certvol.training.pseudo_labels import Filed, file_by_label
+from certvol.training.run_folder import Journal, RunFolder
+from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
+from certvol.training.views import Views
+
+Indices = NDArray[np.int64]
+PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
+STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
+TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
+DEAD_SIGMA = 1e-3
+
+
+@dataclass
+class Position:
+    """Where a run stands. `cycle` and `step` count what is done: of the phase, and of the cycle under way."""
+
+    phase: Literal["pretrain", "trial", "adapt", "done"] = "pretrain"
+    mode: norm.Mode = "mixed"
+    cycle: int = 0
+    step: int = 0
+    trial: str | None = None
+    """The normalisation mode on trial."""
+    trial_scores: dict[str, float | None] = field(default_factory=dict)
+    """Of each normalisation mode tried; None where it collapsed."""
+    collapse: list[str] = field(default_factory=list)
+    """Signs in words, where the guard ended adaptation."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Which model a run delivers, and why. `mode` is the normalisation it predicts with."""
+
+    model: str
+    why: str
+    mode: norm.Mode
+
+
+class Trainer:
+    def __init__(
+        self,
+        run: RunFolder,
+        config: Config,
+        method: AdaptationMethod,
+        views: Views,
+        source_labels: Indices,
+        reporter: Reporter,
+        metadata: dict[str, str],
+        stop_signal: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.run, self.config, self.method, self.views = run, config, method, views
+        self.network = method.network
+        self.settings, self.seed = config.training, config.training.seed
+        self.reporter, self.metadata, self.stop_signal = reporter, metadata, stop_signal
+        self.device = views.device
+        self.bf16 = self.settings.precision == "bf16" or (
+            self.settings.precision == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        self.num_classes = self.network.num_classes
+        self.shape = batch_shape(self.settings.batch_size, self.num_classes)
+        self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
+        self.eval_batch = 1024 if self.device.type == "cuda" else 256
+
+        kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
+        self.source_labels = source_labels
+        self.source_pools = [kept[positions] for positions in by_class(source_labels[kept], self.num_classes)]
+        everything = numpy_generator(self.seed, "watched").permutation(len(views.target))
+        self.watched = everything[: config.guard.images]
+
+        self.position = Position(mode=self.network.domains.mode)
+        self.guard = Guard(config.guard)
+        self.journal: Journal = run.journal
+        self.plan: CyclePlan | None = None
+        self.pretrained_NC: NDArray[np.float32] | None = None
+        self.optimizer = self._new_optimizer()
+        self.saved_at = time.monotonic()
+        self.warned: set[str] = set()
+
+    # --- the course of a run -------------------------------------------------------------------------------------------
+
+    def fit(self) -> Delivery:
+        """From wherever the run stands to the delivered model, which `method` then holds."""
+        self._resume()
+        if self.position.phase == "pretrain":
+            self._pretrain()
+            write_tensors(self.run.pretrained, self.method.state_dict(), self.metadata)
+            self._begin_adaptation()
+        if self.position.phase == "trial":
+            self._choose_mode()
+        if self.position.phase == "adapt":
+            self._adapt(self.settings.cycles)
+            self.position.phase = "done"
+            self._save()
+        return self._deliver()
+
+    def _pretrain(self) -> None:
+        steps = self.settings.pretrain_steps
+        self.reporter.start("pretraining on the source", steps)
+        self.reporter.advance(self.position.cycle * PRETRAIN_CYCLE + self.position.step)
+        while self.position.cycle * PRETRAIN_CYCLE < steps:
+            first = self.position.cycle * PRETRAIN_CYCLE
+            if self.plan is None:
+                rng = numpy_generator(self.seed, "pretrain.batches", self.position.cycle)
+                visits_SK = self._visits(first, min(PRETRAIN_CYCLE, steps - first), "pretrain.classes")
+                self.plan = plan_source_cycle(self.source_pools, visits_SK, self.shape, rng)
+            self._train_cycle(self.plan, first, steps, lambda progress: pretraining_rate(self.settings))
+            self._save_if_due()
+        self.reporter.finish()
+
+    def _begin_adaptation(self) -> None:
+        self.position.cycle = self.position.step = 0
+        if not self.method.adapts or self.settings.cycles == 0:
+            self.position.phase = "done"
+        elif self.config.model.norm == "auto" and self.network.has_batch_norm:
+            self.position.phase = "trial"
+            self._side_state("start").save(self._state())
+        else:
+            self.position.phase = "adapt"
+            self._start_in_mode()
+        self._save()
+
+    def _start_in_mode(self) -> None:
+        """Statistics of the mode, a look at the model as it is, and a fresh optimiser where the settings ask for one."""
+        self.network.domains.mode = self.position.mode
+        if self.network.domains.apart:
+            norm.copy_source_to_target(self.network.backbone)
+            order = numpy_generator(self.seed, "statistics").permutation(len(self.views.target))
+            images = order[: STATISTICS_BATCHES * self.settings.batch_size]
+            with self.network.rows_of(domain=TARGET), mixed_precision(self.device, self.bf16):
+                batches = self.views.test_batches(TARGET, images, self.settings.batch_size)
+                norm.estimate_target_statistics(self.network.backbone, batches, self.network.features)
+        if self.settings.fresh_optimizer:
+            self.optimizer = self._new_optimizer()
+        outputs = self._look(0)
+        self.guard.start(self._scores(outputs))
+        self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
+
+    def _choose_mode(self) -> None:
+        """Runs the first cycles in each normalisation mode, and goes on from where the better one stands."""
+        cycles = min(self.config.guard.trial_cycles, max(1, self.settings.cycles // 2))
+        scores = self.position.trial_scores
+        for mode in TRIAL_MODES:
+            if mode in scores:
+                continue
+            self.journal = self.run.trial_journal(mode)
+            if self.position.trial != mode:
+                self._restore(self._side_state("start"))
+                self.position.trial, self.position.mode, self.position.trial_scores = mode, mode, scores
+                self.journal.cut({})
+                self._start_in_mode()
+            self._adapt(cycles)
+            scores[mode] = None if self.position.collapse else trial_score(self.guard.last)
+            self._side_state(f"trial-{mode}").save(self._state())
+            self._save()
+        chosen = max(TRIAL_MODES, key=lambda mode: -math.inf if (s := scores[mode]) is None else s)
+        words = ", ".join(
+            f"{mode} {'collapsed' if (s := scores[mode]) is None else f'{s:.3f}'}" for mode in TRIAL_MODES
+        )
+        self.reporter.say(f"normalisation statistics: {chosen} (label-free score of a short trial: {words})")
+        self._restore(self._side_state(f"trial-{chosen}"))
+        self.position.trial, self.position.trial_scores = None, scores
+        self.journal = self.run.journal
+        self.journal.adopt(self.run.trial_journal(chosen))
+        self.position.phase = "adapt"
+        self._save()
+
+    def _adapt(self, until_cycle: int) -> None:
+        total = self.settings.cycles * self.cycle_steps
+        self.reporter.start(
+            f"adapting, {self.position.mode} statistics", (until_cycle - self.position.cycle) * self.cycle_steps
+        )
+        self.reporter.advance(self.position.step)
+        while self.position.cycle < until_cycle and not self.position.collapse:
+            cycle, first = self.position.cycle, self.position.cycle * self.cycle_steps
+            started = time.monotonic()
+            if self.plan is None:
+                visits_SK = self._visits(first, self.cycle_steps, "adapt.classes")
+                filed = self._label(cycle, visits_SK)
+                rng = numpy_generator(self.seed, "adapt.batches", cycle)
+                self.plan = plan_mixed_cycle(self.source_pools, filed.pools, visits_SK, self.shape, rng)
+                self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
+            self._train_cycle(self.plan, first, total, lambda progress: adaptation_rate(self.settings, progress))
+            self._end_cycle()
+            self.run.note_time({"cycle": cycle, "seconds": time.monotonic() - started})
+            self._save_if_due()
+        self.reporter.finish()
+
+    def _end_cycle(self) -> None:
+        cycle = self.position.cycle
+        outputs = self._look(cycle)
+        scores = self._scores(outputs)
+        self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
+        signs, best = self.guard.look(cycle, scores)
+        if best:
+            write_tensors(self.journal.best_weights, self.method.state_dict(), self.metadata)
+        if signs:
+            self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
+        if self.guard.alarmed and self.config.guard.action != "warn":
+            self.position.collapse = signs
+            if self.config.guard.action == "stop" and self.position.phase == "adapt":
+                self._save()
+                raise RunFailed(
+                    f"adaptation has collapsed at cycle {cycle} ({'; '.join(signs)}); the pretrained model is kept in "
+                    f"{self.run.pretrained}. Another `model.norm` or a lower `training.learning_rate` may help"
+                )
+
+    def _deliver(self) -> Delivery:
+        position, last = self.position, self.position.cycle
+        if not self.method.adapts or self.settings.cycles == 0:
+            self.network.domains.mode = "mixed"
+            return Delivery("pretrained", "this run does not adapt", "mixed")
+        if not position.collapse:
+            return Delivery("last", f"cycle {last}, the last one", position.mode)
+        reason = "; ".join(position.collapse)
+        if self.guard.best_cycle is not None:
+            load_into(self.method, load_file(self.run.journal.best_weights), self.run.journal.best_weights.name)
+            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
+            return Delivery(f"cycle {self.guard.best_cycle}", why, position.mode)
+        load_into(self.method, load_file(self.run.pretrained), self.run.pretrained.name)
+        self.network.domains.mode = "mixed"
+        return Delivery(
+            "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", "mixed"
+        )
+
+    # --- a cycle -------------------------------------------------------------------------------------------------------
+
+    def _visits(self, first_step: int, steps: int, stream: str) -> Indices:
+        return class_visits(self.num_classes, self.shape.classes, first_step, steps, self.seed, stream)
+
+    def _label(self, cycle: int, visits_SK: Indices) -> Filed:
+        """Pseudo-labels by the model as it is, with stored statistics."""
+        settings = self.settings
+
+        def label_chunk(images_N: Indices, number: int) -> Indices:
+            augmented = settings.label_view == "augmented"
+            generator = torch_generator("cpu", self.seed, "label.view", cycle, number) if augmented else None
+            view = self.views.target_view(images_N, generator)
+            if settings.pseudo_labels == "argmax":
+                return run_batches(self.method, iter([view]), TARGET, self.bf16).labels_N
+            seed = torch_seed(self.seed, "label.dropout", cycle, number)
+
+            def head(features_ND: Tensor, _: int) -> Tensor:
+                return mc_dropout_probabilities(self.method, features_ND, settings.mc_passes, settings.mc_dropout, seed)
+
+            return run_batches(self.method, iter([view]), TARGET, self.bf16, head).labels_N
+
+        order = numpy_generator(self.seed, "label.order", cycle).permutation(len(self.views.target))
+        needed_C = images_needed(visits_SK, self.num_classes, self.shape)
+        filed = file_by_label(label_chunk, order, needed_C, self.eval_batch, settings.labelling == "full")
+        in_use = int((filed.counts_C > 0).sum())
+        if in_use < max(2, self.num_classes / 2):
+            self._warn_once(f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {self.num_classes} classes", "few")
+        return filed
+
+    def _train_cycle(self, plan: CyclePlan, first: int, total: int, rate: Callable[[float], float]) -> None:
+        self.method.train()
+        while self.position.step < plan.steps:
+            index, place = self.position.step, first + self.position.step
+            learning_rate = rate(place / max(1, total))
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            terms, batch = self._step(plan, index, place, total)
+            self.position.step += 1
+            self.reporter.advance(1)
+            whole = self.position.step == plan.steps
+            if (place + 1) % self.settings.log_every == 0 or whole:
+                self._log(terms, batch, place, learning_rate)
+                if not whole:
+                    self._save_if_due()
+            if (signal := self.stop_signal()) is not None:
+                self._check_finite(terms, place)
+                self._stop(signal)
+        self.position.cycle, self.position.step, self.plan = self.position.cycle + 1, 0, None
+
+    def _step(self, plan: CyclePlan, index: int, place: int, total: int) -> tuple[dict[str, Tensor], Batch]:
+        adapting = self.position.phase != "pretrain"
+        stream = "adapt" if adapting else "pretrain"
+        num_source = int(plan.num_source_S[index])
+        views = torch_generator("cpu", self.seed, f"{stream}.views", place)
+        batch = Batch(
+            images_NCHW=self.views.training_batch(plan.images_SN[index], num_source, views),
+            labels_N=torch.from_numpy(plan.labels_SN[index]).to(self.device, non_blocking=True),
+            num_source=num_source,
+            generator=torch_generator(self.device, self.seed, f"{stream}.noise", place),
+            progress=place / max(1, total),
+            adapting=adapting,
+        )
+        torch.manual_seed(torch_seed(self.seed, f"{stream}.dropout", place))
+        with self.network.rows_of(num_source=num_source), mixed_precision(self.device, self.bf16):
+            terms = self.method.loss_terms(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        if self.settings.grad_clip > 0:
+            torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
+        self.optimizer.step()
+        return terms, batch
+
+    def _log(self, terms: dict[str, Tensor], batch: Batch, place: int, learning_rate: float) -> None:
+        """The only place where training waits for the device."""
+        values = self._check_finite(terms, place)
+        adapting = self.position.phase != "pretrain"
+        line: dict[str, Any] = {
+            "phase": "adapt" if adapting else "pretrain",
+            "cycle": self.position.cycle + 1 if adapting else 0,
+            "step": place + 1,
+            "lr": learning_rate,
+            "loss": sum(values.values()),
+            **values,
+        }
+        notes = [f"loss {line['loss']:.3f}"]
+        for name, value_N in batch.watched.items():
+            for domain, rows in (("source", value_N[: batch.num_source]), ("target", value_N[batch.num_source :])):
+                median = float(rows.float().median()) if len(rows) > 0 else None
+                line[f"{name}_{domain}"] = median
+                if median is not None:
+                    notes.append(f"{name} of {domain} {median:.3f}")
+                    if name == "sigma" and median < DEAD_SIGMA:
+                        self._warn_once(
+                            f"step {place + 1}: sigma of the {domain} has collapsed to {median:.1e}, so it carries no certainty; "
+                            "a lower `training.learning_rate` may help",
+                            "sigma",
+                        )
+        self.journal.log(line)
+        self.reporter.note("  ".join(notes))
+
+    def _check_finite(self, terms: dict[str, Tensor], place: int) -> dict[str, float]:
+        values = dict(zip(terms, torch.stack([t.detach().float() for t in terms.values()]).tolist(), strict=True))
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise RunFailed(
+                    f"loss term `{name}` became {value} at step {place + 1} of {self.position.phase}: lower "
+                    f"`training.learning_rate` (now {self.optimizer.param_groups[0]['lr']:g}) or set `training.grad_clip 10`. "
+                    f"The last good state is kept in {self.run.checkpoints.folder}"
+                )
+        return values
+
+    # --- looking at the model ------------------------------------------------------------------------------------------
+
+    def predict(self, domain: int, images_N: Indices, statistics: int) -> Outputs:
+        """`statistics`: whose normalisation to use, where domains are kept apart."""
+        batches = self.views.test_batches(domain, images_N, self.eval_batch)
+        return run_batches(self.method, batches, statistics, self.bf16)
+
+    def _look(self, cycle: int) -> Outputs:
+        outputs = self.predict(TARGET, self.watched, TARGET)
+        if not np.isfinite(outputs.probabilities_NC).all():
+            raise RunFailed(
+                f"the model's predictions are no longer finite after cycle {cycle}: lower `training.learning_rate` "
+                f"(now {self.settings.learning_rate:g}). The last good state is kept in {self.run.checkpoints.folder}"
+            )
+        if cycle == 0:
+            self.pretrained_NC = outputs.probabilities_NC
+        return outputs
+
+    def _scores(self, outputs: Outputs) -> Scores:
+        right = None
+        if len(self.held_out) > 0:
+            predicted = self.predict(SOURCE, self.held_out, SOURCE).labels_N
+            right = float((predicted == self.source_labels[self.held_out]).mean())
+        if self.pretrained_NC is None:
+            raise AssertionError("scores are taken against the pretrained model's predictions")
+        scores = label_free_scores(outputs.probabilities_NC, self.pretrained_NC, right)
+        if outputs.sigma_N is not None:
+            scores["sigma"] = float(np.median(outputs.sigma_N))
+        return scores
+
+    def _warn_once(self, text: str, key: str) -> None:
+        if key not in self.warned:
+            self.warned.add(key)
+            self.reporter.warn(text)
+
+    # --- state ---------------------------------------------------------------------------------------------------------
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        settings = self.settings
+        return torch.optim.SGD(
+            [p for p in self.method.parameters() if p.requires_grad],
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            nesterov=settings.momentum > 0,
+            weight_decay=settings.weight_decay,
+            fused=self.device.type == "cuda",
+        )
+
+    def _side_state(self, name: str) -> Checkpoints:
+        return Checkpoints(self.run.checkpoints.folder / name)
+
+    def _state(self) -> State:
+        tensors = {**with_prefix("method", self.method.state_dict()), **optimizer_tensors(self.optimizer)}
+        if self.plan is not None:
+            plan = {f.name: torch.from_numpy(getattr(self.plan, f.name)) for f in dataclasses.fields(self.plan)}
+            tensors |= with_prefix("plan", plan)
+        if self.pretrained_NC is not None:
+            tensors["pretrained_NC"] = torch.from_numpy(self.pretrained_NC)
+        facts = {
+            "position": dataclasses.asdict(self.position),
+            "guard": self.guard.facts(),
+            "journal": self.run.journal.lengths(),
+            "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
+        }
+        return State(tensors, facts)
+
+    def _restore(self, checkpoints: Checkpoints) -> State | None:
+        """To the newest whole state in `checkpoints`, which a side state must have."""
+        state, warnings = checkpoints.load()
+        for warning in warnings:
+            self.reporter.warn(warning)
+        if state is None:
+            if checkpoints is self.run.checkpoints:
+                return None
+            raise RunFailed(f"a state of this run is missing or torn in {checkpoints.folder}; start the run anew")
+        self.position = Position(**state.facts["position"])
+        self.guard.restore(state.facts["guard"])
+        self.network.domains.mode = self.position.mode
+        load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
+        self.optimizer = self._new_optimizer()
+        restore_optimizer(self.optimizer, state.tensors)
+        plan = without_prefix("plan", state.tensors)
+        self.plan = CyclePlan(**{name: tensor.numpy() for name, tensor in plan.items()}) if plan else None
+        pretrained = state.tensors.get("pretrained_NC")
+        self.pretrained_NC = None if pretrained is None else pretrained.numpy()
+        return state
+
+    def _resume(self) -> None:
+        state = self._restore(self.run.checkpoints)
+        if state is None:
+            self.run.journal.cut({})
+            return
+        self.run.journal.cut(state.facts["journal"])
+        if self.position.trial is not None:
+            self.run.trial_journal(self.position.trial).cut(state.facts["trial_journal"])
+        self.reporter.say(
+            f"going on from {self.position.phase}, cycle {self.position.cycle}, step {self.position.step}"
+        )
+
+    def _save(self) -> None:
+        try:
+            self.run.checkpoints.save(self._state())
+        except OSError as error:
+            raise RunFailed(
+                f"cannot write the checkpoint: {error.strerror or error}; the one before it is kept"
+            ) from None
+        self.saved_at = time.monotonic()
+
+    def _save_if_due(self) -> None:
+        if time.monotonic() - self.saved_at > self.settings.checkpoint_seconds:
+            self._save()
+
+    def _stop(self, signal: int) -> None:
+        self._save()
+        raise Interrupted(f"stopped; go on with `certvol adapt --resume {self.run.path}`", 128 + signal)

@@ -1,0 +1,50 @@
+"""Batches of normalised images on the training device, from the decoded ones of both domains."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from certvol.config import AugmentConfig
+from certvol.data.augment import draw_parameters, test_view, train_view
+from certvol.data.store import PixelStore
+from certvol.nn.backbones import BackboneInfo
+from certvol.nn.norm import SOURCE
+
+Indices = NDArray[np.int64]
+
+
+class Views:
+    def __init__(self, source: PixelStore, target: PixelStore, info: BackboneInfo, config: AugmentConfig) -> None:
+        self.source, self.target, self.info, self.config = source, target, info, config
+        self.device = source.device
+
+    def _laid_out(self, images_NCHW: Tensor) -> Tensor:
+        """Convolutions on a GPU are faster on channels-last images."""
+        return images_NCHW.to(memory_format=torch.channels_last) if self.device.type == "cuda" else images_NCHW
+
+    def training_batch(self, images_N: Indices, num_source: int, generator: torch.Generator) -> Tensor:
+        """The first `num_source` images are of the source, the others of the target. `generator`: on the CPU."""
+        pixels = [self.source.gather(images_N[:num_source])] if num_source > 0 else []
+        if num_source < len(images_N):
+            pixels.append(self.target.gather(images_N[num_source:]))
+        return self._augmented(torch.cat(pixels) if len(pixels) > 1 else pixels[0], generator)
+
+    def _augmented(self, pixels_NHWC: Tensor, generator: torch.Generator) -> Tensor:
+        parameters = draw_parameters(len(pixels_NHWC), self.config, generator)
+        return self._laid_out(train_view(pixels_NHWC, parameters, self.info.image_size, self.info.mean, self.info.std))
+
+    def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
+        """One view of target images: augmented where a generator is given, else the test view."""
+        pixels = self.target.gather(images_N)
+        if generator is not None:
+            return self._augmented(pixels, generator)
+        return self._laid_out(test_view(pixels, self.info.image_size, self.info.mean, self.info.std))
+
+    def test_batches(self, domain: int, images_N: Indices, batch_size: int) -> Iterator[Tensor]:
+        store = self.source if domain == SOURCE else self.target
+        for start in range(0, len(images_N), batch_size):
+            pixels = store.gather(images_N[start : start + batch_size])
+            yield self._laid_out(test_view(pixels, self.info.image_size, self.info.mean, self.info.std))

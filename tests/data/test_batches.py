@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+
+from certvol.data.batches import (
+    batch_shape,
+    by_class,
+    class_visits,
+    hold_out,
+    images_needed,
+    plan_mixed_cycle,
+    plan_source_cycle,
+)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_classes", "classes", "per_domain"),
+    [
+        (128, 31, 16, 4),
+        (128, 10, 10, 6),
+        (128, 123, 16, 4),
+        (128, 12, 12, 5),
+        (8, 5, 1, 4),
+        (4, 3, 1, 2),
+        (128, 2, 2, 32),
+    ],
+)
+def test_shape_of_a_batch(batch_size: int, num_classes: int, classes: int, per_domain: int) -> None:
+    shape = batch_shape(batch_size, num_classes)
+    assert (shape.classes, shape.per_domain) == (classes, per_domain)
+    assert shape.size <= batch_size
+
+
+def test_every_class_is_visited_equally_often() -> None:
+    visits = class_visits(31, 16, first_step=0, steps=31, seed=0, stream="t")
+    assert np.bincount(visits.ravel(), minlength=31).tolist() == [16] * 31
+
+
+def test_visits_are_a_window_into_one_endless_row() -> None:
+    whole = class_visits(7, 3, 0, 20, seed=5, stream="t")
+    parts = [class_visits(7, 3, first, 4, seed=5, stream="t") for first in range(0, 20, 4)]
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert not np.array_equal(whole, class_visits(7, 3, 0, 20, seed=6, stream="t"))
+
+
+def test_by_class_gives_positions() -> None:
+    groups = by_class(np.array([2, 0, 2, 3, 0]), 5)
+    assert [group.tolist() for group in groups] == [[1, 4], [], [0, 2], [3], []]
+
+
+def _pools(sizes: list[int], start: int = 0) -> list[np.ndarray]:
+    pools = []
+    for size in sizes:
+        pools.append(np.arange(start, start + size))
+        start += size
+    return pools
+
+
+def test_mixed_batches_are_half_and_half_and_balanced() -> None:
+    shape = batch_shape(64, 6)
+    source, target = _pools([30] * 6), _pools([40] * 6, start=1000)
+    visits = class_visits(6, shape.classes, 0, 5, seed=0, stream="t")
+    plan = plan_mixed_cycle(source, target, visits, shape, np.random.default_rng(0))
+    assert plan.num_source_S.tolist() == [shape.size // 2] * 5
+    for images, labels, classes in zip(plan.images_SN, plan.labels_SN, visits, strict=True):
+        half = shape.size // 2
+        assert (images[:half] < 1000).all()
+        assert (images[half:] >= 1000).all()
+        assert all(label == image // 30 for image, label in zip(images[:half], labels[:half], strict=True))
+        assert all(label == (image - 1000) // 40 for image, label in zip(images[half:], labels[half:], strict=True))
+        for part in (labels[:half], labels[half:]):
+            assert np.bincount(part, minlength=6)[classes].tolist() == [shape.per_domain] * len(classes)
+
+
+def test_source_images_stand_in_for_a_class_without_pseudo_labels() -> None:
+    shape = batch_shape(24, 3)
+    source, target = _pools([20] * 3), [np.array([100, 101]), np.array([], dtype=np.int64), np.array([102])]
+    visits = class_visits(3, shape.classes, 0, 2, seed=0, stream="t")
+    plan = plan_mixed_cycle(source, target, visits, shape, np.random.default_rng(0))
+    per_class = shape.per_domain
+    assert plan.num_source_S.tolist() == [4 * per_class] * 2
+    for images, labels in zip(plan.images_SN, plan.labels_SN, strict=True):
+        assert (images[: 4 * per_class] < 60).all()
+        assert (images[4 * per_class :] >= 100).all()
+        assert np.bincount(labels).tolist() == [2 * per_class] * 3
+        assert (images[: 4 * per_class] // 20 == labels[: 4 * per_class]).all()
+
+
+def test_a_class_is_used_up_before_an_image_comes_again() -> None:
+    shape = batch_shape(16, 2)  # 2 classes, 4 + 4
+    source, target = _pools([100, 100]), _pools([12, 12], start=1000)
+    visits = class_visits(2, 2, 0, 6, seed=0, stream="t")
+    plan = plan_mixed_cycle(source, target, visits, shape, np.random.default_rng(0))
+    drawn = plan.images_SN[:, 8:].ravel()
+    first_three, last_three = drawn[: 3 * 8], drawn[3 * 8 :]
+    assert sorted(first_three) == sorted(last_three) == list(range(1000, 1024))
+    source_drawn = plan.images_SN[:, :8].ravel()
+    assert len(set(source_drawn)) == len(source_drawn)
+
+
+def test_the_first_images_of_a_class_come_in_the_order_they_were_filed() -> None:
+    shape = batch_shape(16, 2)
+    target = [np.array([7, 3, 9, 1]), np.array([2, 8, 4, 6])]
+    plan = plan_mixed_cycle(_pools([9, 9]), target, np.array([[1, 0]]), shape, np.random.default_rng(0))
+    assert plan.images_SN[0, 8:].tolist() == [2, 8, 4, 6, 7, 3, 9, 1]
+
+
+def test_pretraining_batches_hold_source_images_only() -> None:
+    shape = batch_shape(32, 4)
+    visits = class_visits(4, 4, 0, 3, seed=0, stream="t")
+    plan = plan_source_cycle(_pools([50] * 4), visits, shape, np.random.default_rng(0))
+    assert plan.images_SN.shape == (3, shape.size)
+    assert (plan.images_SN // 50 == plan.labels_SN).all()
+    assert plan.num_source_S.tolist() == [shape.size] * 3
+
+
+def test_images_needed_counts_what_a_plan_draws() -> None:
+    shape = batch_shape(64, 6)
+    visits = class_visits(6, 4, 0, 5, seed=3, stream="t")
+    assert images_needed(visits, 6, shape).tolist() == [(visits == c).sum() * shape.per_domain for c in range(6)]
+
+
+def test_hold_out_takes_the_same_share_of_every_class_and_spares_small_ones() -> None:
+    labels = np.repeat([0, 1, 2], [100, 10, 4])
+    kept, held = hold_out(labels, 3, 0.1, seed=0)
+    assert np.bincount(labels[held], minlength=3).tolist() == [10, 1, 0]
+    assert sorted([*kept, *held]) == list(range(114))
+    assert hold_out(labels, 3, 0.0, seed=0)[1].size == 0
+    assert hold_out(np.zeros(10_000, dtype=np.int64), 1, 0.5, seed=0, most=100)[1].size == 100

@@ -1,0 +1,127 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from certvol.data import digits
+from certvol.data.digits import block_counts, draw_digits, write_digits
+from certvol.data.folders import labels_of, scan
+
+
+def read(root: Path) -> dict[str, np.ndarray]:
+    return {path: np.asarray(Image.open(root / path)) for path in scan(root).paths}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_digits(tmp_path_factory.mktemp("digits"), seed=0, per_class=12)
+
+
+def test_both_are_ordinary_image_folders(written: tuple[Path, Path]) -> None:
+    source, target = written
+    assert (source.name, target.name) == ("source", "target")
+    for root, count in ((source, 120), (target, 1797)):
+        listing = scan(root)
+        classes, labels = labels_of(listing)
+        assert classes == [str(digit) for digit in range(10)]
+        assert len(labels) == count
+        assert listing.problems == []
+    assert np.bincount(labels_of(scan(source))[1]).tolist() == [12] * 10
+
+
+def test_images_are_8_by_8_grey_in_steps_of_a_sixteenth(written: tuple[Path, Path]) -> None:
+    steps = set(np.rint(np.arange(17) * 255 / 16).astype(int))
+    for root in written:
+        images = np.stack(list(read(root).values()))
+        assert images.shape[1:] == (8, 8)
+        assert images.dtype == np.uint8
+        assert set(np.unique(images)) <= steps
+        assert {0, 255} <= set(np.unique(images))
+
+
+def test_target_is_the_real_data(written: tuple[Path, Path]) -> None:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = read(written[1])
+    of_class = {digit: iter(np.flatnonzero(data.target == digit)) for digit in range(10)}
+    for path, image in images.items():
+        real = data.images[next(of_class[int(path[0])])]
+        assert np.array_equal(image, np.rint(real * 255 / 16))
+
+
+def test_block_counts() -> None:
+    bitmap = np.zeros((32, 32), dtype=np.uint8)
+    bitmap[0:4, 0:4] = 1
+    bitmap[31, 28:30] = 1
+    expected = np.zeros((8, 8), dtype=np.uint8)
+    expected[0, 0], expected[7, 7] = 16, 2
+    assert np.array_equal(block_counts(bitmap), expected)
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (draw_digits(np.random.default_rng(seed), 3) for seed in (0, 0, 1))
+    assert all(a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a[1], b[1]) for a, b in zip(first, other, strict=True))
+
+
+def test_every_font_draws_ten_different_digits_that_fill_the_frame() -> None:
+    fonts = digits._load_fonts()
+    assert len(fonts) == len(digits.THIN_FONTS) + len(digits.BOLD_FONTS) >= 15
+    for font in fonts:
+        drawn = {bytes(font.getmask(str(digit))) for digit in range(10)}
+        assert len(drawn) == 10
+    for _, image in draw_digits(np.random.default_rng(5), 20):
+        assert 40 < image.sum() < 800  # of 1024: neither all but empty nor a blot
+        assert image[:2].any()
+        assert image[-2:].any()
+
+
+def test_drawn_digits_can_be_told_apart() -> None:
+    drawn = draw_digits(np.random.default_rng(7), 60)
+    labels = np.array([digit for digit, _ in drawn])
+    values = np.array([image.ravel() for _, image in drawn], dtype=float)
+    half = np.arange(len(labels)) % 2 == 0
+    means = np.stack([values[half & (labels == digit)].mean(axis=0) for digit in range(10)])
+    nearest = ((values[~half, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == labels[~half]).mean() > 0.75
+
+
+def test_a_whole_folder_is_left_alone_and_a_spoilt_one_made_again(tmp_path: Path) -> None:
+    source, target = write_digits(tmp_path, seed=0, per_class=2)
+    before = read(source)
+    times = {path: (source / path).stat().st_mtime_ns for path in before}
+    write_digits(tmp_path, seed=0, per_class=2)
+    assert {path: (source / path).stat().st_mtime_ns for path in before} == times
+    (source / "3/0001.png").unlink()
+    (target / "5/0000.png").write_bytes(b"")
+    write_digits(tmp_path, seed=0, per_class=2)
+    after = read(source)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+    assert len(read(target)) == 1797
+
+
+def test_another_seed_or_number_is_written_anew(tmp_path: Path) -> None:
+    first = read(write_digits(tmp_path, seed=0, per_class=2)[0])
+    second = read(write_digits(tmp_path, seed=1, per_class=2)[0])
+    assert not all(np.array_equal(first[path], second[path]) for path in first)
+    assert len(read(write_digits(tmp_path, seed=1, per_class=3)[0])) == 30
+
+
+def test_a_half_written_folder_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = Image.Image.save, [0]
+
+    def die(self: Image.Image, *args: object, **kwargs: object) -> None:
+        calls[0] += 1
+        if calls[0] == 10:
+            raise KeyboardInterrupt
+        real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_digits(tmp_path, per_class=2)
+    assert list(tmp_path.iterdir()) == []
+    assert len(read(write_digits(tmp_path, per_class=2)[0])) == 20

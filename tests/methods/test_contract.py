@@ -1,0 +1,98 @@
+"""Every discovered method keeps the protocol's promises."""
+
+import ast
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from certvol.config import ModelConfig
+from certvol.methods import discover
+from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.nn.network import create_network
+
+METHODS = discover()
+CLASSES = 4
+
+
+def make_method(name: str, seed: int = 0, **settings: object) -> AdaptationMethod:
+    network = create_network(ModelConfig(backbone="small_cnn", norm="mixed"), 16, CLASSES, seed)
+    return METHODS[name](network, METHODS[name].Config(**settings))
+
+
+def make_batch(adapting: bool = True, seed: int = 0, n: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(
+        images_NCHW=torch.randn(n, 3, 16, 16, generator=generator),
+        labels_N=torch.arange(n) % CLASSES,
+        num_source=n // 2 if adapting else n,
+        generator=torch.Generator().manual_seed(seed),
+        progress=0.5,
+        adapting=adapting,
+    )
+
+
+def test_the_core_methods_are_there() -> None:
+    assert {"cvp", "basic", "source_only"} <= set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_one_file_with_a_line_about_itself_and_frozen_settings(name: str) -> None:
+    method = METHODS[name]
+    assert method.summary
+    assert "\n" not in method.summary
+    assert dataclasses.is_dataclass(method.Config)
+    method.Config()
+    for field in dataclasses.fields(method.Config):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method.Config(), field.name, None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("adapting", [False, True])
+def test_loss_terms_are_finite_scalars_with_gradients(name: str, adapting: bool) -> None:
+    method = make_method(name).train()
+    terms = method.loss_terms(make_batch(adapting))
+    assert terms
+    for value in terms.values():
+        assert value.shape == ()
+        assert torch.isfinite(value)
+    torch.stack(list(terms.values())).sum().backward()
+    for parameter_name, parameter in method.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_seeds_give_the_same_loss(name: str) -> None:
+    values = []
+    for _ in range(2):
+        method = make_method(name).train()
+        torch.manual_seed(3)
+        values.append({k: v.item() for k, v in method.loss_terms(make_batch()).items()})
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_label_only_gives_finite_losses(name: str) -> None:
+    method = make_method(name).train()
+    batch = dataclasses.replace(make_batch(), labels_N=torch.zeros(16, dtype=torch.int64))
+    assert all(torch.isfinite(value) for value in method.loss_terms(batch).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sigma_is_one_positive_value_per_image_or_absent(name: str) -> None:
+    method = make_method(name).eval()
+    sigma_N = method.sigma(torch.randn(5, method.network.info.dim))
+    if sigma_N is not None:
+        assert sigma_N.shape == (5,)
+        assert (sigma_N >= 0).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_leaves_optimiser_device_and_logging_to_the_trainer(name: str) -> None:
+    source = Path(inspect.getfile(METHODS[name])).read_text()
+    names = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    assert not names & {"optim", "cuda", "backward", "print", "zero_grad"}

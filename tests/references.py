@@ -1,0 +1,35 @@
+"""Slow, obvious versions of what the code does fast: plain loops, written from the formulas."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def cross_entropy_of(logits: list[float], label: int) -> float:
+    return math.log(sum(math.exp(value) for value in logits)) - logits[label]
+
+
+def samples_cross_entropy(logits_NMC: Tensor, labels_N: Tensor) -> list[float]:
+    values = []
+    for samples, label in zip(logits_NMC.tolist(), labels_N.tolist(), strict=True):
+        values.append(sum(cross_entropy_of(sample, label) for sample in samples) / len(samples))
+    return values
+
+
+def antagonistic(sigma_N: Tensor, samples_ce_N: Tensor, num_classes: int) -> list[float]:
+    values = []
+    for sigma, ce in zip(sigma_N.tolist(), samples_ce_N.tolist(), strict=True):
+        distance = abs(sigma - max(0.0, math.log(num_classes) - ce))
+        values.append(0.5 * distance**2 if distance < 1 else distance - 0.5)
+    return values
+
+
+def batch_norm(x_NCHW: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
+    out = torch.empty_like(x_NCHW)
+    for channel in range(x_NCHW.shape[1]):
+        values = x_NCHW[:, channel]
+        mean = values.mean()
+        variance = ((values - mean) ** 2).mean()
+        out[:, channel] = (values - mean) / torch.sqrt(variance + eps) * weight_C[channel] + bias_C[channel]
+    return out

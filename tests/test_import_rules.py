@@ -1,0 +1,91 @@
+"""The layout's rules, read from the source itself."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import certvol
+
+ROOT = Path(certvol.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+def _imports(path: Path) -> set[str]:
+    """What a module imports of ours, as names below the package; imports for type checkers alone included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        found |= {name.removeprefix("certvol").removeprefix(".") for name in names if name.split(".")[0] == "certvol"}
+    return {name for name in found if name in MODULES and name}
+
+
+IMPORTS = {name: _imports(path) for name, path in MODULES.items()}
+
+
+def _users_of(*targets: str) -> set[str]:
+    return {
+        module
+        for module, used in IMPORTS.items()
+        if any(name == target or name.startswith(f"{target}.") for name in used for target in targets)
+    }
+
+
+@pytest.mark.parametrize("module", ["losses", "metrics", "selection"])
+def test_formulas_import_nothing_of_ours(module: str) -> None:
+    assert IMPORTS[module] == set()
+
+
+def test_data_knows_no_networks_methods_or_training() -> None:
+    assert not {user for user in _users_of("nn", "methods", "training") if user.startswith("data")}
+
+
+def test_training_knows_the_protocol_and_no_method_by_name() -> None:
+    for module, used in IMPORTS.items():
+        if module.startswith("training"):
+            assert {name for name in used if name.startswith("methods")} <= {"methods", "methods.protocol"}
+    for path in (ROOT / "training").glob("*.py"):
+        strings = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        assert not strings & {"cvp", "basic", "source_only"}
+
+
+def test_only_api_demo_and_cli_join_everything() -> None:
+    assert _users_of("api") <= {"cli", "demo", "__init__"}
+    assert _users_of("cli") == {"__main__"}
+    assert _users_of("training.trainer") == {"api"}
+
+
+def test_no_module_is_a_drawer_for_everything() -> None:
+    assert not {name.split(".")[-1] for name in MODULES} & {"utils", "common", "misc", "helpers"}
+
+
+def test_target_labels_are_read_in_one_place() -> None:
+    """`folder_labels` turns target folders into labels: evaluation in `api` calls it, and `check`, which trains nothing."""
+    users = {name for name, path in MODULES.items() if "folder_labels" in path.read_text()}
+    assert users == {"api", "data.folders", "data.check"}
+    assert _users_of("data.check") == {"cli"}
+
+
+def test_imports_form_no_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join([*above, module])
+        if module not in done:
+            for used in IMPORTS[module]:
+                if used != module and not module.startswith(f"{used}."):
+                    visit(used, (*above, module))
+            done.add(module)
+
+    for module in MODULES:
+        if module:
+            visit(module, ())

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+
+import references
+from certvol import losses
+
+
+def test_cross_entropy_of_equal_logits_is_log_c() -> None:
+    values = losses.cross_entropy(torch.zeros(3, 7), torch.tensor([0, 3, 6]))
+    assert values.tolist() == pytest.approx([math.log(7)] * 3)
+
+
+def test_samples_cross_entropy_of_equal_logits_is_log_c() -> None:
+    assert losses.samples_cross_entropy(torch.ones(2, 5, 4), torch.tensor([1, 3])).tolist() == pytest.approx(
+        [math.log(4)] * 2
+    )
+
+
+def test_samples_cross_entropy_of_two_known_samples() -> None:
+    # Softmax of (log 3, 0) is (3/4, 1/4), of (0, 0) is (1/2, 1/2).
+    logits_NMC = torch.tensor([[[math.log(3), 0.0], [0.0, 0.0]]])
+    assert losses.samples_cross_entropy(logits_NMC, torch.tensor([0])).item() == pytest.approx(
+        (math.log(4 / 3) + math.log(2)) / 2
+    )
+
+
+def test_samples_cross_entropy_is_the_naive_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_NMC = torch.randn(5, 6, 4, generator=generator) * 3
+    labels_N = torch.tensor([0, 1, 2, 3, 3])
+    expected = references.samples_cross_entropy(logits_NMC, labels_N)
+    assert losses.samples_cross_entropy(logits_NMC, labels_N).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sigma_target_is_kappa_without_loss_and_zero_at_kappa_and_beyond() -> None:
+    target = losses.sigma_target(torch.tensor([0.0, math.log(10), 5.0]), 10)
+    assert target.tolist() == pytest.approx([math.log(10), 0.0, 0.0])
+
+
+def test_antagonistic_loss_is_zero_where_sigma_meets_its_target() -> None:
+    samples_ce_N = torch.tensor([0.0, 1.0, 9.0])
+    sigma_N = torch.tensor([math.log(10), math.log(10) - 1, 0.0])
+    assert losses.antagonistic(sigma_N, samples_ce_N, 10).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+
+
+def test_antagonistic_loss_by_hand() -> None:
+    # psi = log 10 everywhere; distances 0.5 and 3.
+    sigma_N = torch.tensor([math.log(10) + 0.5, math.log(10) + 3])
+    assert losses.antagonistic(sigma_N, torch.zeros(2), 10).tolist() == pytest.approx([0.125, 2.5], rel=1e-5)
+
+
+def test_antagonistic_loss_is_the_naive_loop() -> None:
+    generator = torch.Generator().manual_seed(1)
+    sigma_N, samples_ce_N = torch.rand(20, generator=generator) * 6, torch.rand(20, generator=generator) * 5
+    expected = references.antagonistic(sigma_N, samples_ce_N, 31)
+    assert losses.antagonistic(sigma_N, samples_ce_N, 31).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_antagonistic_loss_has_no_jump_at_distance_one() -> None:
+    at = math.log(10) + 1
+    low, high = losses.antagonistic(torch.tensor([at - 1e-3, at + 1e-3]), torch.zeros(2), 10).tolist()
+    assert high - low == pytest.approx(2e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("sigma", "sign"), [(0.1, -1), (5.0, 1)])
+def test_antagonistic_gradient_pulls_sigma_to_its_target(sigma: float, sign: int) -> None:
+    sigma_N = torch.tensor([sigma], requires_grad=True)
+    losses.antagonistic(sigma_N, torch.tensor([0.3]), 10).sum().backward()
+    assert sigma_N.grad is not None
+    assert torch.sign(sigma_N.grad).item() == sign
+
+
+def test_no_gradient_flows_through_the_target_of_sigma() -> None:
+    samples_ce_N = torch.tensor([0.3], requires_grad=True)
+    sigma_N = torch.tensor([1.0], requires_grad=True)
+    losses.antagonistic(sigma_N, samples_ce_N, 10).sum().backward()
+    assert samples_ce_N.grad is None
+
+
+def test_losses_are_float32_for_half_precision_logits() -> None:
+    logits = torch.zeros(2, 3, 4, dtype=torch.bfloat16)
+    assert losses.samples_cross_entropy(logits, torch.tensor([0, 1])).dtype == torch.float32
+    assert losses.cross_entropy(logits[:, 0], torch.tensor([0, 1])).dtype == torch.float32
+    assert losses.antagonistic(torch.ones(2, dtype=torch.bfloat16), torch.zeros(2), 4).dtype == torch.float32

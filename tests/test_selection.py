@@ -1,0 +1,57 @@
+import math
+
+import numpy as np
+import pytest
+
+from certvol import selection
+
+
+def _one_hot(labels: list[int], classes: int) -> np.ndarray:
+    return np.eye(classes, dtype=np.float32)[labels]
+
+
+def test_mutual_information_of_confident_balanced_predictions_is_log_c() -> None:
+    assert selection.mutual_information(_one_hot([0, 1, 2, 3], 4)) == pytest.approx(math.log(4), abs=1e-6)
+
+
+@pytest.mark.parametrize("p", [_one_hot([2, 2, 2], 4), np.full((5, 4), 0.25, np.float32)])
+def test_mutual_information_of_collapsed_or_undecided_predictions_is_zero(p: np.ndarray) -> None:
+    assert selection.mutual_information(p) == pytest.approx(0, abs=1e-6)
+
+
+def test_mutual_information_by_hand() -> None:
+    p = np.array([[0.9, 0.1], [0.3, 0.7]], np.float32)
+
+    def entropy(a: float) -> float:
+        return -a * math.log(a) - (1 - a) * math.log(1 - a)
+
+    assert selection.mutual_information(p) == pytest.approx(entropy(0.6) - (entropy(0.9) + entropy(0.3)) / 2, abs=1e-6)
+
+
+def test_classes_in_use() -> None:
+    assert selection.classes_in_use(_one_hot([0, 1, 2, 3], 9)) == pytest.approx(4)
+    assert selection.classes_in_use(_one_hot([5, 5, 5], 9)) == pytest.approx(1)
+    assert 1 < selection.classes_in_use(_one_hot([5, 5, 5, 1], 9)) < 2
+
+
+def test_agreement() -> None:
+    assert selection.agreement(_one_hot([0, 1, 2], 3), _one_hot([0, 1, 1], 3)) == pytest.approx(2 / 3)
+
+
+def _scores(**changed: float | None) -> dict[str, float | None]:
+    return {"classes_in_use": 10.0, "source_accuracy": 0.9, "mutual_information": 1.0, **changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "signs"),
+    [
+        ({}, 0),
+        ({"classes_in_use": 4.0}, 1),
+        ({"source_accuracy": 0.4}, 1),
+        ({"classes_in_use": 4.0, "source_accuracy": 0.4}, 2),
+        ({"source_accuracy": None}, 0),
+        ({"classes_in_use": 7.0, "source_accuracy": 0.8}, 0),
+    ],
+)
+def test_signs_of_collapse(changed: dict[str, float | None], signs: int) -> None:
+    assert len(selection.signs_of_collapse(_scores(**changed), _scores(), 0.6, 0.75)) == signs

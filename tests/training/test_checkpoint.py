@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from certvol.training.checkpoint import (
+    Checkpoints,
+    State,
+    optimizer_tensors,
+    restore_optimizer,
+    write_atomically,
+    write_tensors,
+)
+
+
+def _state(value: float) -> State:
+    return State({"x": torch.full((3,), value)}, {"value": value})
+
+
+def _value(checkpoints: Checkpoints) -> tuple[float | None, int]:
+    state, warnings = checkpoints.load()
+    return (None if state is None else state.tensors["x"][0].item()), len(warnings)
+
+
+def test_the_newest_state_comes_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    assert _value(checkpoints) == (None, 0)
+    for value in (1.0, 2.0, 3.0):
+        checkpoints.save(_state(value))
+        assert _value(checkpoints) == (value, 0)
+    state, _ = checkpoints.load()
+    assert state is not None
+    assert state.facts == {"value": 3.0}
+
+
+def test_two_states_are_kept_and_no_more(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for value in range(5):
+        checkpoints.save(_state(value))
+    assert len(list(tmp_path.glob("state-*"))) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_torn_state_is_noticed_and_the_one_before_it_used(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(_state(1))
+    checkpoints.save(_state(2))
+    newest = max(tmp_path.glob("state-*"))
+    raw = newest.read_bytes()
+    if damage == "truncate":
+        newest.write_bytes(raw[: len(raw) // 2])
+    elif damage == "flip":
+        newest.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    else:
+        newest.unlink()
+    assert _value(checkpoints) == (1, 1)
+
+
+def test_a_write_that_is_cut_off_leaves_the_last_state(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(_state(1))
+    (tmp_path / "state-000002.safetensors").write_bytes(b"half a fi")
+    (tmp_path / "latest.json.part").write_text("[{")
+    assert _value(checkpoints) == (1, 0)
+    checkpoints.save(_state(2))
+    assert _value(checkpoints) == (2, 0)
+
+
+def test_a_pointer_never_leads_outside_its_folder(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    checkpoints.save(_state(1))
+    outside = tmp_path / "outside.safetensors"
+    write_tensors(outside, {"x": torch.zeros(3)})
+    pointer = tmp_path / "checkpoint" / "latest.json"
+    pointer.write_text(pointer.read_text().replace("state-000001.safetensors", "../outside.safetensors"))
+    assert _value(checkpoints) == (None, 1)
+
+
+def test_optimizer_state_comes_back_exactly() -> None:
+    def steps(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            (weight**2).sum().backward()
+            optimizer.step()
+
+    def fresh(values: torch.Tensor) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        weight = torch.nn.Parameter(values.clone())
+        return weight, torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True)
+
+    weight, optimizer = fresh(torch.tensor([1.0, 2.0]))
+    steps(optimizer, weight, 3)
+    twin, other = fresh(weight.detach())
+    restore_optimizer(other, {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()})
+    steps(optimizer, weight, 3)
+    steps(other, twin, 3)
+    assert torch.equal(weight, twin)
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"first")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("certvol.training.checkpoint.os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"second")
+    assert path.read_bytes() == b"first"
