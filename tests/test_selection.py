@@ -55,3 +55,18 @@ def _scores(**changed: float | None) -> dict[str, float | None]:
 )
 def test_signs_of_collapse(changed: dict[str, float | None], signs: int) -> None:
     assert len(selection.signs_of_collapse(_scores(**changed), _scores(), 0.6, 0.75)) == signs
+
+
+@pytest.mark.parametrize(
+    ("mixed", "per_domain", "chosen"),
+    [
+        (2.0, 2.05, 0),  # better, but not clearly: log 10 / 20 is 0.115
+        (2.0, 2.2, 1),
+        (2.2, 2.0, 0),
+        (None, 0.1, 1),
+        (0.1, None, 0),
+        (None, None, 0),
+    ],
+)
+def test_choice_of_mode(mixed: float | None, per_domain: float | None, chosen: int) -> None:
+    assert selection.choose_mode(mixed, per_domain, 10) == chosen

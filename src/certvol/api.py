@@ -1,6 +1,5 @@
 """`adapt` joins the parts into a run; `load` gives its model back."""
 
-import json
 import os
 import time
 import warnings
@@ -14,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from certvol import methods
 from certvol.config import Config, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size, test_view
-from certvol.data.cache import UnreadableImage, decode
+from certvol.data.decoding import UnreadableImage, decode, square
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
 from certvol.data.folders import folder_labels
 from certvol.data.store import PixelStore
@@ -34,7 +33,7 @@ from certvol.nn.network import create_network
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter, Silent
 from certvol.tables import figures, predictions_csv, read_column, read_json, write_text
-from certvol.training.checkpoint import load_into, write_tensors
+from certvol.training.checkpoint import load_into, read_about, write_tensors
 from certvol.training.run_folder import RunFolder
 from certvol.training.trainer import Delivery, Trainer
 from certvol.training.views import Views
@@ -93,10 +92,10 @@ def adapt(
     run = RunFolder(out)
     job = _Job(run, resolved, reporter, stop_signal)
     run.create()
-    run.lock()
-    write_text(run.config, resolved.to_yaml())
-    run.write_json(run.environment, describe_environment(job.device))
-    return job.run_to_end()
+    with run.lock():
+        write_text(run.config, resolved.to_yaml())
+        run.write_json(run.environment, describe_environment(job.device))
+        return job.run_to_end()
 
 
 def _absolute(path: str | Path) -> str:
@@ -110,12 +109,11 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: Callable[[], int | 
         )
     if run.finished:
         reporter.say(f"{run.path} is complete already")
-        with safe_open(run.model, "pt") as file:
-            about = file.metadata()
+        about = read_about(run.model)
         metrics = read_json(run.metrics) if run.metrics.exists() else None
         return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
-    run.lock()
-    return _Job(run, resolve_settings(config_file=run.config), reporter, stop_signal).run_to_end()
+    with run.lock():
+        return _Job(run, resolve_settings(config_file=run.config), reporter, stop_signal).run_to_end()
 
 
 class _Job:
@@ -161,6 +159,7 @@ class _Job:
             f"{config.method_name} on {self.info.name}, {self.device}; decoded images on {stores[0].place}/{stores[1].place}"
         )
         views = Views(stores[0], stores[1], self.info, config.augment)
+        fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
         trainer = Trainer(
             self.run,
             config,
@@ -168,7 +167,8 @@ class _Job:
             views,
             self.source.labels,
             self.reporter,
-            self._metadata("mixed"),
+            self._about("mixed"),
+            fingerprints,
             self.stop_signal,
         )
         delivery = trainer.fit()
@@ -179,16 +179,16 @@ class _Job:
         if metrics is not None:
             self.run.write_json(self.run.metrics, metrics)
         self.run.note_time({"phase": "all", "seconds": time.monotonic() - started})
-        about = {**self._metadata(delivery.mode), "delivered": delivery.model, "why": delivery.why}
+        about = {**self._about(delivery.mode), "delivered": delivery.model, "why": delivery.why}
         write_tensors(self.run.model, weights, about)
         return Run(self.run.path, metrics, delivery)
 
-    def _metadata(self, mode: str) -> dict[str, str]:
+    def _about(self, mode: str) -> dict[str, Any]:
         return {
             "format": WEIGHTS_FORMAT,
             "method": self.config.method_name,
             "backbone": self.info.name,
-            "classes": json.dumps(self.source.classes),
+            "classes": self.source.classes,
             "norm": mode,
         }
 
@@ -278,9 +278,9 @@ class Model:
 
     def _pixels(self, image: Any, size: int) -> NDArray[np.uint8]:
         most = self.config.data.max_megapixels
-        if isinstance(image, Image.Image):
-            return np.zeros((size, size, 3), np.uint8)
         try:
+            if isinstance(image, Image.Image):
+                return square(image, size, most)
             return decode(Path(image).read_bytes(), size, most)
         except OSError as error:
             raise UserError(f"cannot read {image}: {error.strerror}") from None
@@ -312,9 +312,8 @@ def load(run: str | Path, device: str = "auto", which: str = "model") -> Model:
         )
     config = resolve_settings(config_file=folder.config)
     try:
-        with safe_open(weights, "pt") as file:
-            metadata = file.metadata() or {}
-        classes, mode = json.loads(metadata["classes"]), metadata["norm"]
+        about = read_about(weights)
+        classes, mode = about["classes"], about["norm"]
         tensors = load_file(weights)
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise UserError(f"{weights} is damaged or no weights of certvol: {error}") from None

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from certvol.errors import CertvolError, UserError
 
 SETTINGS_HELP = """any setting: --section.field value, such as --training.cycles 40 --method.num_samples 128;
-every one of them, with its default, is in RUN/config.yaml and in docs/settings.md"""
+`certvol list settings` names them all, RUN/config.yaml holds those of a run"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--device", default="auto")
     predict.set_defaults(act=_predict)
 
-    listing = commands.add_parser("list", help="methods, backbones or presets there are")
-    listing.add_argument("what", choices=["methods", "backbones", "presets"])
+    listing = commands.add_parser("list", help="methods, backbones, presets or settings there are")
+    listing.add_argument("what", choices=["methods", "backbones", "presets", "settings"])
     listing.set_defaults(act=_list)
     return parser
 
@@ -327,6 +327,12 @@ def _list(options: argparse.Namespace) -> int:
         from certvol.config import PRESETS
 
         print_table("presets", ["name", "what"], [[n, text] for n, (text, _) in PRESETS.items()], text_columns=2)
+    elif options.what == "settings":
+        from certvol.config import list_settings
+        from certvol.methods import config_classes
+
+        rows = [list(row) for row in list_settings(config_classes())]
+        print_table("settings, given as --name value", ["name", "default", "what"], rows, text_columns=3)
     elif options.what == "methods":
         from certvol.methods import discover
 

@@ -4,8 +4,11 @@ A setting is named `section.field`. Values come from the preset, then the file, 
 earlier. The `method` section belongs to the chosen method: its fields are those of that method's `Config`.
 """
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +91,7 @@ class TrainingConfig:
     """The two phases."""
 
     pretrain_steps: int = 500
-    cycles: int = 50
+    cycles: int = 40
     cycle_steps: int = 50
     """Steps between two labellings; 0: 5 * ceil(classes / 16)."""
     batch_size: int = 128
@@ -206,15 +209,33 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         "small and short, for the demo and CPUs: small_cnn on 32 px images, from scratch",
         {
             "model.backbone": "small_cnn",
-            "training.pretrain_steps": 300,
-            "training.cycles": 20,
-            "training.cycle_steps": 15,
-            "training.learning_rate": 4e-3,
+            "method.num_samples": 16,
+            "training.pretrain_steps": 400,
+            "training.cycles": 40,
+            "training.cycle_steps": 10,
+            "training.learning_rate": 1e-2,
             "training.momentum": 0.9,
-            "guard.trial_cycles": 2,
         },
     ),
 }
+
+
+def list_settings(methods: Mapping[str, type]) -> list[tuple[str, str, str]]:
+    """(name, default, meaning) of every setting: the texts under the fields above."""
+    rows = []
+    for section, cls in SECTIONS.items():
+        body = ast.parse(inspect.getsource(cls)).body[0]
+        texts: dict[str, str] = {}
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for statement, following in itertools.pairwise([*statements, ast.Pass()]):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+                texts[statement.target.id] = str(following.value.value) if is_text else ""  # type: ignore[attr-defined]
+        rows += [(f"{section}.{f.name}", str(f.default), texts[f.name]) for f in dataclasses.fields(cls)]
+    rows.append(("method.name", "cvp", "which method adapts: `certvol list methods`"))
+    for name, cls in methods.items():
+        rows += [(f"method.{f.name}", str(f.default), f"of {name}") for f in dataclasses.fields(cls)]
+    return rows
 
 
 def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -14,7 +14,10 @@ from certvol.tables import write_text
 from certvol.training.run_folder import RunFolder
 
 METHODS = ("source_only", "basic", "cvp")
-SETTINGS = {"augment.flip": False}  # a mirrored digit is another digit, or none
+SETTINGS = {
+    "augment.flip": False,  # a mirrored digit is another digit, or none
+    "data.image_size": 16,  # the images have 8 x 8 pixels
+}
 
 
 def run(out: Path, seed: int, reporter: Reporter, stop_signal: Callable[[], int | None]) -> dict[str, float]:

@@ -90,7 +90,7 @@ def test_optimizer_state_comes_back_exactly() -> None:
     weight, optimizer = fresh(torch.tensor([1.0, 2.0]))
     steps(optimizer, weight, 3)
     twin, other = fresh(weight.detach())
-    restore_optimizer(other, {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()})
+    restore_optimizer(other, optimizer_tensors(optimizer))
     steps(optimizer, weight, 3)
     steps(other, twin, 3)
     assert torch.equal(weight, twin)
@@ -107,3 +107,10 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
+
+
+def test_optimizer_state_takes_the_memory_layout_of_its_parameter() -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    restore_optimizer(optimizer, {"optimizer.0.momentum_buffer": torch.randn(4, 3, 2, 2)})
+    assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()

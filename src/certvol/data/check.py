@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from certvol.config import DataConfig
-from certvol.data.cache import HASH_BYTES, Progress, read_images
 from certvol.data.folders import (
     Listing,
     class_level,
@@ -22,7 +21,9 @@ from certvol.data.folders import (
     printable,
     scan,
 )
+from certvol.data.reading import HASH_BYTES, read_images
 from certvol.errors import UserError
+from certvol.reporting import Progress
 
 IMBALANCE = 10.0
 _PROBE_SIZE = 32  # every byte of a file is decoded whatever the size asked for; a small one is the quickest

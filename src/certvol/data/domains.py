@@ -1,5 +1,6 @@
 """The images of both domains as training gets them: in an order that comes from their content, not from their names."""
 
+import hashlib
 import os
 import warnings
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from certvol.config import DataConfig
-from certvol.data.cache import PixelCache, Progress, open_cache
+from certvol.data.cache import PixelCache, open_cache
 from certvol.data.folders import Listing, labels_of, name_some, no_images_in, printable, scan
 from certvol.errors import UserError
+from certvol.reporting import Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +26,8 @@ class SourceImages:
     classes: list[str]
     paths: list[str]
     failures: list[tuple[str, str]]
+    fingerprint: str
+    """Of what the images are, in their order; not of their names."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -37,6 +41,8 @@ class TargetImages:
     rows: npt.NDArray[np.int64]
     paths: list[str]
     failures: list[tuple[str, str]]
+    fingerprint: str
+    """Of what the images are, in their order; not of their names."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,6 +77,7 @@ def open_source(
         classes=[classes[i] for i in kept],
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures + stray),
+        fingerprint=_fingerprint(cache.hashes[order], labels[order]),
     )
 
 
@@ -89,6 +96,7 @@ def open_target(
         rows=order,
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures),
+        fingerprint=_fingerprint(cache.hashes[order]),
     )
 
 
@@ -96,6 +104,10 @@ def _sort_keys(hashes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64], n
     """Each hash as two numbers, the less significant first, as `lexsort` wants them."""
     halves = np.ascontiguousarray(hashes).view(">u8").astype(np.uint64)
     return halves[:, 1], halves[:, 0]
+
+
+def _fingerprint(*parts: npt.NDArray[np.generic]) -> str:
+    return hashlib.blake2b(b"".join(np.ascontiguousarray(part).tobytes() for part in parts), digest_size=16).hexdigest()
 
 
 def _need_readable(listing: Listing, cache: PixelCache) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -38,13 +38,26 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Atomically. Safetensors refuses tensors that share memory or have gaps, so each is made contiguous on the CPU."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
+    """Atomically. Safetensors refuses tensors that share memory or have gaps, so each is made contiguous on the CPU.
+
+    `about` goes into the file's header under one key: with several, their order there would differ from run to run.
+    """
     temporary = path.with_name(path.name + ".part")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
+    header = {"certvol": json.dumps(dict(about), sort_keys=True)} if about is not None else None
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, header)
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What `write_tensors` was told about the file. KeyError, ValueError or SafetensorError where it is another's file."""
+    with safe_open(path, "pt") as file:
+        about = json.loads((file.metadata() or {})["certvol"])
+    if not isinstance(about, dict):
+        raise ValueError("its header is not certvol's")
+    return about
 
 
 def _digest(path: Path) -> str:
@@ -105,12 +118,14 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Buffers of a parameter's shape get its memory layout too: fused optimisers ask for that."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        section, _, rest = key.partition(".")
-        if section == "optimizer":
-            number, _, name = rest.partition(".")
-            state.setdefault(int(number), {})[name] = value
+    for key, value in without_prefix("optimizer", tensors).items():
+        number, _, name = key.partition(".")
+        parameter = parameters[int(number)]
+        alike = value.shape == parameter.shape
+        state.setdefault(int(number), {})[name] = torch.empty_like(parameter).copy_(value) if alike else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -2,9 +2,10 @@
 
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,6 @@ class RunFolder:
         self.metrics = self.path / "metrics.json"
         self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.journal = Journal(self.path, self.cycles)
-        self._lock: TextIO | None = None
 
     def trial_journal(self, name: str) -> Journal:
         folder = self.cycles / f"trial-{name}"
@@ -99,15 +99,21 @@ class RunFolder:
         if kept:
             raise UserError(f"{self.path} is not empty (found {sorted(kept)[0]}); give a new folder as --out")
 
-    def lock(self) -> None:
-        """One process at a time: held until this process ends."""
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One process at a time. A process that dies in any way leaves the run free."""
         try:
-            self._lock = (self.path / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is writing the run {self.path}; wait for it, or stop it first") from None
+            file = (self.path / "lock").open("w")
         except OSError as error:
             raise UserError(f"cannot write into {self.path}: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another process is writing the run {self.path}; wait for it, or stop it first"
+                ) from None
+            yield
 
     def write_json(self, path: Path, content: Any) -> None:
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -28,14 +28,14 @@ from certvol.data.batches import (
     plan_mixed_cycle,
     plan_source_cycle,
 )
-from certvol.errors import Interrupted, RunFailed
+from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.inference import Outputs, mc_dropout_probabilities, mixed_precision, run_batches
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator, torch_generator, torch_seed
-from certvol.selection import label_free_scores, trial_score
+from certvol.selection import choose_mode, label_free_scores
 from certvol.training.checkpoint import (
     Checkpoints,
     State,
@@ -93,13 +93,15 @@ class Trainer:
         views: Views,
         source_labels: Indices,
         reporter: Reporter,
-        metadata: dict[str, str],
+        about: dict[str, Any],
+        fingerprints: dict[str, str],
         stop_signal: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.run, self.config, self.method, self.views = run, config, method, views
         self.network = method.network
         self.settings, self.seed = config.training, config.training.seed
-        self.reporter, self.metadata, self.stop_signal = reporter, metadata, stop_signal
+        self.reporter, self.about, self.stop_signal = reporter, about, stop_signal
+        self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
         self.device = views.device
         self.bf16 = self.settings.precision == "bf16" or (
             self.settings.precision == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -131,7 +133,7 @@ class Trainer:
         self._resume()
         if self.position.phase == "pretrain":
             self._pretrain()
-            write_tensors(self.run.pretrained, self.method.state_dict(), self.metadata)
+            write_tensors(self.run.pretrained, self.method.state_dict(), self.about)
             self._begin_adaptation()
         if self.position.phase == "trial":
             self._choose_mode()
@@ -197,14 +199,14 @@ class Trainer:
                 self.journal.cut({})
                 self._start_in_mode()
             self._adapt(cycles)
-            scores[mode] = None if self.position.collapse else trial_score(self.guard.last)
+            scores[mode] = None if self.position.collapse else self.guard.last["mutual_information"]
             self._side_state(f"trial-{mode}").save(self._state())
             self._save()
-        chosen = max(TRIAL_MODES, key=lambda mode: -math.inf if (s := scores[mode]) is None else s)
+        chosen = TRIAL_MODES[choose_mode(scores["mixed"], scores["per_domain"], self.num_classes)]
         words = ", ".join(
             f"{mode} {'collapsed' if (s := scores[mode]) is None else f'{s:.3f}'}" for mode in TRIAL_MODES
         )
-        self.reporter.say(f"normalisation statistics: {chosen} (label-free score of a short trial: {words})")
+        self.reporter.say(f"normalisation statistics: {chosen} (mutual information after a short trial: {words})")
         self._restore(self._side_state(f"trial-{chosen}"))
         self.position.trial, self.position.trial_scores = None, scores
         self.journal = self.run.journal
@@ -240,7 +242,7 @@ class Trainer:
         self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
         if best:
-            write_tensors(self.journal.best_weights, self.method.state_dict(), self.metadata)
+            write_tensors(self.journal.best_weights, self.method.state_dict(), self.about)
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -443,6 +445,7 @@ class Trainer:
         facts = {
             "position": dataclasses.asdict(self.position),
             "guard": self.guard.facts(),
+            "fingerprints": self.fingerprints,
             "journal": self.run.journal.lengths(),
             "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
         }
@@ -474,6 +477,12 @@ class Trainer:
         if state is None:
             self.run.journal.cut({})
             return
+        for domain, fingerprint in self.fingerprints.items():
+            if state.facts["fingerprints"][domain] != fingerprint:
+                raise UserError(
+                    f"the {domain} images have changed since the run {self.run.path} began: put them back as they were, or "
+                    "start a new run"
+                )
         self.run.journal.cut(state.facts["journal"])
         if self.position.trial is not None:
             self.run.trial_journal(self.position.trial).cut(state.facts["trial_journal"])

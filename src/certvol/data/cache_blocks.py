@@ -1,0 +1,125 @@
+"""The files of a cache that is being built, block by block, with a journal from which a killed build goes on."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from certvol.data.reading import HASH_BYTES, ReadImage
+
+
+class BlockWriter:
+    """Appends images to the files of a build, and goes on where the journal of an earlier one ends.
+
+    Pixels reach the disk before the line that says so: whatever lies beyond the last whole line is cut off again."""
+
+    def __init__(self, place: Path, row_bytes: int, files: contextlib.ExitStack) -> None:
+        self.rows = 0
+        self.seen = 0
+        self.failures: list[tuple[int, str, bool]] = []
+        self._block_failures: list[tuple[int, str, bool]] = []
+        self._recorded = 0
+        self._pixels = files.enter_context(_appending(place / "pixels.bin"))
+        self._hashes = files.enter_context(_appending(place / "hashes.bin"))
+        self._journal = files.enter_context(_appending(place / "journal.jsonl"))
+        self._take_up(row_bytes)
+
+    def _take_up(self, row_bytes: int) -> None:
+        rows_there = min(_length(self._pixels) // row_bytes, _length(self._hashes) // HASH_BYTES)
+        self._journal.seek(0)
+        valid = 0
+        for line in self._journal:
+            record = _journal_record(line)
+            if record is None or record["rows"] > rows_there:
+                break
+            valid += len(line)
+            self.rows, self.seen = record["rows"], record["seen"]
+            self.failures += [(i, reason, lasting) for i, reason, lasting in record["failures"]]
+        self._recorded = self.seen
+        for file, length in (
+            (self._pixels, self.rows * row_bytes),
+            (self._hashes, self.rows * HASH_BYTES),
+            (self._journal, valid),
+        ):
+            file.truncate(length)
+            file.seek(length)
+
+    @property
+    def unrecorded(self) -> int:
+        return self.seen - self._recorded
+
+    def add(self, lot: list[ReadImage]) -> None:
+        for image in lot:
+            if image.pixels is not None and image.digest is not None:
+                _write_all(self._pixels, image.pixels.tobytes())
+                _write_all(self._hashes, image.digest)
+                self.rows += 1
+            else:
+                self._block_failures.append((self.seen, image.reason, image.lasting))
+            self.seen += 1
+
+    def finish_block(self) -> None:
+        if self.unrecorded == 0:
+            return
+        sync(self._pixels)
+        sync(self._hashes)
+        content = {"rows": self.rows, "seen": self.seen, "failures": self._block_failures}
+        _write_all(self._journal, sealed(content) + b"\n")
+        sync(self._journal)
+        self.failures += self._block_failures
+        self._block_failures = []
+        self._recorded = self.seen
+
+
+def _appending(path: Path) -> io.FileIO:
+    """Without buffering: a full disk is met where we write, not when a buffer is emptied on the way out."""
+    return io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _length(file: io.FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def sync(file: io.FileIO | io.BufferedWriter) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    place = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot
+            os.fsync(place)
+    finally:
+        os.close(place)
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def checksum_of(content: Any) -> str:
+    return digest_of(json.dumps(content, sort_keys=True).encode())
+
+
+def sealed(content: Any) -> bytes:
+    """JSON of the content with its checksum."""
+    return json.dumps({"content": content, "checksum": checksum_of(content)}).encode()
+
+
+def _journal_record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+        content: dict[str, Any] = record["content"]
+        return content if line.endswith(b"\n") and record["checksum"] == checksum_of(content) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
