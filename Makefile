@@ -8,9 +8,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 demo: setup
 	$(BIN)/certvol demo --out demo --seed 0
 
+test: export OMP_NUM_THREADS = 1
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+check: export OMP_NUM_THREADS = 1
 check: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 

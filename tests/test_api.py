@@ -1,0 +1,91 @@
+"""A finished run used from Python."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import certvol
+from certvol.errors import UserError
+from images import tiny, write_domain
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> certvol.Run:
+    root = tmp_path_factory.mktemp("api")
+    source, target = write_domain(root / "source"), write_domain(root / "target", shift=20, seed=1)
+    return certvol.adapt(source, target, out=root / "run", **tiny())
+
+
+@pytest.fixture(scope="module")
+def files(run: certvol.Run) -> list[Path]:
+    return sorted((run.path.parent / "target").rglob("*.png"))[:5]
+
+
+def test_paths_images_and_tensors_give_the_same(run: certvol.Run, files: list[Path]) -> None:
+    model = certvol.load(run.path)
+    by_path = model.predict(files)
+    by_image = model.predict([Image.open(file) for file in files])
+    assert by_path.labels == by_image.labels
+    assert np.array_equal(by_path.probabilities, by_image.probabilities)
+    pixels = torch.stack([torch.from_numpy(np.array(Image.open(file).convert("RGB"))) for file in files])
+    for tensor in (pixels, pixels.permute(0, 3, 1, 2)):
+        by_tensor = model.predict(tensor)
+        assert np.allclose(by_tensor.probabilities, by_path.probabilities, atol=0.02)
+    assert by_path.sigma is not None
+    assert by_path.sigma.shape == (5,)
+    assert by_path.probabilities.sum(axis=1) == pytest.approx(np.ones(5), abs=1e-5)
+
+
+def test_one_image_or_none(run: certvol.Run, files: list[Path]) -> None:
+    model = run.model()
+    assert model.predict(str(files[0])).labels == model.predict(files[:1]).labels
+    nothing = model.predict([])
+    assert nothing.labels == []
+    assert nothing.probabilities.shape == (0, 3)
+
+
+def test_batches_do_not_change_predictions(run: certvol.Run, files: list[Path]) -> None:
+    model = certvol.load(run.path)
+    assert np.allclose(model.predict(files, batch_size=2).probabilities, model.predict(files).probabilities, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [torch.zeros(2, 8, 8, 3), torch.zeros(8, 8, 3, dtype=torch.uint8), torch.zeros(2, 4, 8, 8, dtype=torch.uint8)],
+)
+def test_other_tensors_are_refused(run: certvol.Run, images: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="uint8 tensor"):
+        certvol.load(run.path).predict(images)
+
+
+def test_a_path_that_is_no_image_is_named(run: certvol.Run, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no image")
+    with pytest.raises(UserError, match=r"a\.png"):
+        certvol.load(run.path).predict([tmp_path / "a.png"])
+    with pytest.raises(UserError, match=r"b\.png"):
+        certvol.load(run.path).predict([tmp_path / "b.png"])
+
+
+def test_a_damaged_or_foreign_weights_file_is_refused(run: certvol.Run, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import save_file
+
+    copy = tmp_path / "run"
+    shutil.copytree(run.path, copy)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="damaged"):
+        certvol.load(copy)
+    save_file({"x": torch.zeros(3)}, weights)
+    with pytest.raises(UserError, match="damaged or no weights of certvol"):
+        certvol.load(copy)
+
+
+def test_an_unfinished_run_is_no_model(run: certvol.Run, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
+    with pytest.raises(UserError, match="not complete"):
+        certvol.load(tmp_path)

@@ -1,0 +1,33 @@
+"""The embedded default, end to end, as `make demo` runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from certvol.cli import run
+
+
+@pytest.mark.slow
+def test_the_demo_adapts_and_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    assert run(["demo", "--out", str(out), "--seed", "0"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == ["source_only", "basic", "cvp"]
+    for method, accuracy in summary.items():
+        metrics = json.loads((out / method / "metrics.json").read_text())
+        assert metrics["adapted"]["accuracy"] == accuracy
+        assert (out / method / "model.safetensors").exists()
+        assert len((out / method / "predictions.csv").read_text().splitlines()) == 1798
+    for method in ("basic", "cvp"):
+        assert summary[method] >= summary["source_only"] + 0.1
+    printed = capsys.readouterr().out
+    for method, accuracy in summary.items():
+        assert method in printed
+        assert f"{100 * accuracy:.1f}" in printed
+
+    before = (out / "cvp" / "model.safetensors").read_bytes()
+    assert run(["demo", "--out", str(out), "--seed", "0"]) == 0
+    assert (out / "cvp" / "model.safetensors").read_bytes() == before
+    assert run(["demo", "--out", str(out), "--seed", "1"]) == 2
+    assert "seed 0, not 1" in capsys.readouterr().err
