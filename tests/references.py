@@ -1,5 +1,6 @@
 """Slow, obvious versions of what the code does fast: plain loops, written from the formulas."""
 
+import itertools
 import math
 
 import torch
@@ -33,3 +34,20 @@ def batch_norm(x_NCHW: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> 
         variance = ((values - mean) ** 2).mean()
         out[:, channel] = (values - mean) / torch.sqrt(variance + eps) * weight_C[channel] + bias_C[channel]
     return out
+
+
+def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_points: int) -> tuple[float, float]:
+    """Total and floor: every point of every segment through the whole classifier."""
+    changes = differing = 0
+    for i in range(len(features_ND)):
+        for j in range(i):
+            predicted = []
+            for k in range(num_points):
+                share = k / (num_points - 1)
+                x = (1 - share) * features_ND[i] + share * features_ND[j]
+                for number, (weight, bias) in enumerate(layers):
+                    x = weight @ (x.relu() if number else x) + bias
+                predicted.append(int(x.argmax()))
+            changes += sum(before != after for before, after in itertools.pairwise(predicted))
+            differing += predicted[0] != predicted[-1]
+    return changes / num_points, differing / num_points

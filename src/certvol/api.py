@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter, Silent
 from certvol.tables import figures, predictions_csv, read_column, read_json, write_text
 from certvol.training.checkpoint import load_into, read_about, write_tensors
+from certvol.training.distributed import Team, join_team
 from certvol.training.run_folder import RunFolder
 from certvol.training.trainer import Delivery, Trainer
 from certvol.training.views import Views
@@ -89,12 +91,15 @@ def adapt(
             raise UserError(f"no {name} folder was given: use --{name} FOLDER")
     if out is None:
         raise UserError("no folder for the run was given: use --out FOLDER")
-    run = RunFolder(out)
-    job = _Job(run, resolved, reporter, stop_signal)
+    team, device = join_team(resolved.training.device)
+    run = RunFolder(out, writes=team.main)
+    job = _Job(run, resolved, reporter, stop_signal, team, device)
+    if not team.main:
+        return job.run_to_end()
     run.create()
     with run.lock():
         write_text(run.config, resolved.to_yaml())
-        run.write_json(run.environment, describe_environment(job.device))
+        run.write_json(run.environment, describe_environment(device))
         return job.run_to_end()
 
 
@@ -112,29 +117,38 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: Callable[[], int | 
         about = read_about(run.model)
         metrics = read_json(run.metrics) if run.metrics.exists() else None
         return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
-    with run.lock():
-        return _Job(run, resolve_settings(config_file=run.config), reporter, stop_signal).run_to_end()
+    config = resolve_settings(config_file=run.config)
+    team, device = join_team(config.training.device)
+    run = RunFolder(run.path, writes=team.main)
+    with run.lock() if team.main else nullcontext():
+        return _Job(run, config, reporter, stop_signal, team, device).run_to_end()
 
 
 class _Job:
     """One run from its images to its files. Made before anything is written, so that a mistake leaves nothing behind."""
 
     def __init__(
-        self, run: RunFolder, config: Config, reporter: Reporter, stop_signal: Callable[[], int | None]
+        self,
+        run: RunFolder,
+        config: Config,
+        reporter: Reporter,
+        stop_signal: Callable[[], int | None],
+        team: Team,
+        device: torch.device,
     ) -> None:
-        self.run, self.config, self.reporter, self.stop_signal = run, config, reporter, stop_signal
-        self.device = pick_device(config.training.device)
+        self.run, self.config, self.team, self.device = run, config, team, device
+        self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
         self.info = describe(config.model.backbone, config.data.image_size)
         size = cache_size(self.info.image_size)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            self.source: SourceImages = open_source(str(config.data.source), size, config.data, reporter)
-            self.target: TargetImages = open_target(str(config.data.target), size, config.data, reporter)
+            self.source: SourceImages = open_source(str(config.data.source), size, config.data, self.reporter)
+            self.target: TargetImages = open_target(str(config.data.target), size, config.data, self.reporter)
         for warning in caught:
-            reporter.warn(str(warning.message))
+            self.reporter.warn(str(warning.message))
         for name, domain in (("source", self.source), ("target", self.target)):
             if domain.failures:
-                reporter.warn(
+                self.reporter.warn(
                     f"{len(domain.failures)} unreadable {name} images were skipped, such as {domain.failures[0][0]} "
                     f"({domain.failures[0][1]}); `certvol check` lists them"
                 )
@@ -170,17 +184,20 @@ class _Job:
             self._about("mixed"),
             fingerprints,
             self.stop_signal,
+            self.team,
         )
         delivery = trainer.fit()
         outputs = self._predict(trainer, TARGET, "predicting the target")
-        write_text(self.run.predictions, predictions_csv(self.target.paths, self.source.classes, outputs))
         weights = {name: tensor.clone() for name, tensor in self.method.state_dict().items()}
         metrics = self._metrics(trainer, outputs, delivery)
-        if metrics is not None:
-            self.run.write_json(self.run.metrics, metrics)
-        self.run.note_time({"phase": "all", "seconds": time.monotonic() - started})
-        about = {**self._about(delivery.mode), "delivered": delivery.model, "why": delivery.why}
-        write_tensors(self.run.model, weights, about)
+        if self.team.main:
+            write_text(self.run.predictions, predictions_csv(self.target.paths, self.source.classes, outputs))
+            if metrics is not None:
+                self.run.write_json(self.run.metrics, metrics)
+            self.run.note_time({"phase": "all", "seconds": time.monotonic() - started})
+            about = {**self._about(delivery.mode), "delivered": delivery.model, "why": delivery.why}
+            write_tensors(self.run.model, weights, about)
+        self.team.part()
         return Run(self.run.path, metrics, delivery)
 
     def _about(self, mode: str) -> dict[str, Any]:

@@ -111,8 +111,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"certvol: {message}", file=sys.stderr)
+    where = f" (process {_rank()})" if _rank() > 0 else ""
+    print(f"certvol{where}: {message}", file=sys.stderr)
     return code
+
+
+def _rank() -> int:
+    """Of this process among those that torchrun started; 0 where it did not."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -178,7 +184,8 @@ class _StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
-        print("certvol: stopping after this step ...", file=sys.stderr)
+        if _rank() == 0:
+            print("certvol: stopping after this step ...", file=sys.stderr)
 
     def __call__(self) -> int | None:
         return self.received
@@ -208,7 +215,8 @@ def _adapt(options: argparse.Namespace) -> int:
         stop_signal=_StopSignal(),
         **settings,
     )
-    _closing_words(finished)
+    if _rank() == 0:
+        _closing_words(finished)
     return 0
 
 

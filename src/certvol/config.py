@@ -210,9 +210,9 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "model.backbone": "small_cnn",
             "method.num_samples": 16,
-            "training.pretrain_steps": 400,
-            "training.cycles": 40,
-            "training.cycle_steps": 10,
+            "training.pretrain_steps": 600,
+            "training.cycles": 60,
+            "training.cycle_steps": 15,
             "training.learning_rate": 1e-2,
             "training.momentum": 0.9,
         },

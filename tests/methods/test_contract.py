@@ -28,6 +28,8 @@ def make_batch(adapting: bool = True, seed: int = 0, n: int = 16) -> Batch:
         images_NCHW=torch.randn(n, 3, 16, 16, generator=generator),
         labels_N=torch.arange(n) % CLASSES,
         num_source=n // 2 if adapting else n,
+        rows=torch.arange(n),
+        total=n,
         generator=torch.Generator().manual_seed(seed),
         progress=0.5,
         adapting=adapting,
@@ -96,3 +98,12 @@ def test_a_method_leaves_optimiser_device_and_logging_to_the_trainer(name: str) 
     source = Path(inspect.getfile(METHODS[name])).read_text()
     names = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     assert not names & {"optim", "cuda", "backward", "print", "zero_grad"}
+
+
+def test_noise_depends_on_an_images_place_in_the_whole_batch_alone() -> None:
+    features = torch.zeros(16, 5)
+    whole = make_batch().noise(features, 3)
+    assert whole.shape == (16, 3, 5)
+    rows = torch.tensor([0, 1, 8, 9])
+    part = dataclasses.replace(make_batch(), rows=rows).noise(features[rows], 3)
+    assert torch.equal(part, whole[rows])

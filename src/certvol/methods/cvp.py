@@ -14,7 +14,7 @@ from certvol.losses import antagonistic, cross_entropy, samples_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.heads import SigmaHead
 from certvol.nn.network import Network
-from certvol.nn.sampling import sample_features, standard_noise
+from certvol.nn.sampling import sample_features
 
 
 class Method(AdaptationMethod):
@@ -40,8 +40,7 @@ class Method(AdaptationMethod):
         batch.watched["sigma"] = sigma_N.detach()
         terms = {"ce": cross_entropy(self.network.classifier(mu_ND), batch.labels_N).mean()}
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.samples_weight > 0):
-            noise_NMD = standard_noise(mu_ND, self.config.num_samples, batch.generator)
-            samples_NMD = sample_features(mu_ND, sigma_N, noise_NMD)
+            samples_NMD = sample_features(mu_ND, sigma_N, batch.noise(mu_ND, self.config.num_samples))
             samples_ce_N = samples_cross_entropy(self.network.classifier(samples_NMD), batch.labels_N)
         if self.config.samples_weight > 0:
             terms["samples_ce"] = self.config.samples_weight * samples_ce_N.mean()

@@ -18,6 +18,10 @@ class Batch:
     labels_N: Tensor
     """True labels of the source rows, this cycle's pseudo-labels of the target rows."""
     num_source: int
+    rows: Tensor
+    """Which rows of the whole batch these are: all of them, but where several processes share the batch."""
+    total: int
+    """Rows of the whole batch."""
     generator: torch.Generator
     """For this step's noise, on the device of the images."""
     progress: float
@@ -26,6 +30,12 @@ class Batch:
     """False in pretraining, where all rows are source images."""
     watched: dict[str, Tensor] = field(default_factory=dict)
     """A method may leave values per image here (`sigma`), detached: their medians over each domain are logged."""
+
+    def noise(self, features_ND: Tensor, num_samples: int) -> Tensor:
+        """eps ~ N(0, 1), N x M x D. Drawn for the whole batch, so that it depends on an image's place in it alone."""
+        shape = (self.total, num_samples, features_ND.shape[1])
+        whole = torch.randn(shape, generator=self.generator, device=features_ND.device, dtype=features_ND.dtype)
+        return whole if len(self.rows) == self.total else whole[self.rows]
 
 
 class AdaptationMethod(nn.Module, ABC):

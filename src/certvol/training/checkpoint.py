@@ -68,8 +68,9 @@ def _digest(path: Path) -> str:
 class Checkpoints:
     """The newest checkpoint of a run and the one before it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        """`writes`: False for a process that leaves writing to another."""
+        self.folder, self.writes = folder, writes
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
@@ -79,6 +80,8 @@ class Checkpoints:
         return entries if isinstance(entries, list) else []
 
     def save(self, state: State) -> None:
+        if not self.writes:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         before = self._entries()[:1]
         number = 1 + max((int(entry["number"]) for entry in before), default=0)

@@ -18,13 +18,16 @@ from certvol.training.checkpoint import Checkpoints, write_atomically, write_ten
 class Journal:
     """What training writes line by line. Lines after the last checkpoint are cut off on resuming, and written again."""
 
-    def __init__(self, folder: Path, cycles_folder: Path) -> None:
+    def __init__(self, folder: Path, cycles_folder: Path, writes: bool = True) -> None:
+        self.writes = writes
         self.history = folder / "history.jsonl"
         self.scores = cycles_folder / "scores.jsonl"
         self.cycles_folder = cycles_folder
         self.best_weights = cycles_folder / "best-mutual_information.safetensors"
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -34,6 +37,8 @@ class Journal:
 
     def log_scores(self, cycle: int, scores: Mapping[str, Any], probabilities_NC: NDArray[np.float32]) -> None:
         """`cycle` 0 is the model that adaptation starts from."""
+        if not self.writes:
+            return
         self._append(self.scores, {"cycle": cycle, **scores})
         half = torch.from_numpy(probabilities_NC).to(torch.float16)
         write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half})
@@ -43,12 +48,14 @@ class Journal:
 
     def cut(self, lengths: Mapping[str, int]) -> None:
         for path in (self.history, self.scores):
-            if path.exists():
+            if self.writes and path.exists():
                 with path.open("r+b") as file:
                     file.truncate(min(lengths.get(path.name, 0), path.stat().st_size))
 
     def adopt(self, other: "Journal") -> None:
         """Goes on from another journal's lines: a trial that was chosen."""
+        if not self.writes:
+            return
         for mine, theirs in ((self.history, other.history), (self.scores, other.scores)):
             if theirs.exists():
                 mine.parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +68,9 @@ class Journal:
 class RunFolder:
     """Names as the design fixes them. Weights, state and tables are written whole or not at all."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, writes: bool = True) -> None:
+        """`writes`: False for a process of a team that leaves writing to the main one."""
+        self.path, self.writes = Path(path), writes
         self.config = self.path / "config.yaml"
         self.environment = self.path / "environment.json"
         self.timing = self.path / "timing.jsonl"
@@ -71,12 +79,12 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.predictions = self.path / "predictions.csv"
         self.metrics = self.path / "metrics.json"
-        self.checkpoints = Checkpoints(self.path / "checkpoint")
-        self.journal = Journal(self.path, self.cycles)
+        self.checkpoints = Checkpoints(self.path / "checkpoint", writes)
+        self.journal = Journal(self.path, self.cycles, writes)
 
     def trial_journal(self, name: str) -> Journal:
         folder = self.cycles / f"trial-{name}"
-        return Journal(folder, folder)
+        return Journal(folder, folder, self.writes)
 
     @property
     def holds_a_run(self) -> bool:
@@ -116,8 +124,12 @@ class RunFolder:
             yield
 
     def write_json(self, path: Path, content: Any) -> None:
+        if not self.writes:
+            return
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
     def note_time(self, line: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
         with self.timing.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

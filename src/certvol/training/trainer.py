@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -46,10 +47,12 @@ from certvol.training.checkpoint import (
     without_prefix,
     write_tensors,
 )
+from certvol.training.distributed import Team, gathered
 from certvol.training.guard import Guard, Scores
 from certvol.training.pseudo_labels import Filed, file_by_label
 from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
+from certvol.training.stepper import Stepper
 from certvol.training.views import Views
 
 Indices = NDArray[np.int64]
@@ -96,9 +99,10 @@ class Trainer:
         about: dict[str, Any],
         fingerprints: dict[str, str],
         stop_signal: Callable[[], int | None] = lambda: None,
+        team: Team | None = None,
     ) -> None:
         self.run, self.config, self.method, self.views = run, config, method, views
-        self.network = method.network
+        self.network, self.team = method.network, team or Team()
         self.settings, self.seed = config.training, config.training.seed
         self.reporter, self.about, self.stop_signal = reporter, about, stop_signal
         self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
@@ -122,7 +126,7 @@ class Trainer:
         self.journal: Journal = run.journal
         self.plan: CyclePlan | None = None
         self.pretrained_NC: NDArray[np.float32] | None = None
-        self.optimizer = self._new_optimizer()
+        self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
 
@@ -133,7 +137,7 @@ class Trainer:
         self._resume()
         if self.position.phase == "pretrain":
             self._pretrain()
-            write_tensors(self.run.pretrained, self.method.state_dict(), self.about)
+            self._write_weights(self.run.pretrained)
             self._begin_adaptation()
         if self.position.phase == "trial":
             self._choose_mode()
@@ -180,7 +184,7 @@ class Trainer:
                 batches = self.views.test_batches(TARGET, images, self.settings.batch_size)
                 norm.estimate_target_statistics(self.network.backbone, batches, self.network.features)
         if self.settings.fresh_optimizer:
-            self.optimizer = self._new_optimizer()
+            self.stepper.new_optimizer()
         outputs = self._look(0)
         self.guard.start(self._scores(outputs))
         self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
@@ -242,7 +246,7 @@ class Trainer:
         self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
         if best:
-            write_tensors(self.journal.best_weights, self.method.state_dict(), self.about)
+            self._write_weights(self.journal.best_weights)
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -262,6 +266,7 @@ class Trainer:
         if not position.collapse:
             return Delivery("last", f"cycle {last}, the last one", position.mode)
         reason = "; ".join(position.collapse)
+        self.team.wait()
         if self.guard.best_cycle is not None:
             load_into(self.method, load_file(self.run.journal.best_weights), self.run.journal.best_weights.name)
             why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
@@ -281,13 +286,21 @@ class Trainer:
         """Pseudo-labels by the model as it is, with stored statistics."""
         settings = self.settings
 
-        def label_chunk(images_N: Indices, number: int) -> Indices:
+        def label_chunk(chunk_N: Indices, number: int) -> Indices:
+            """Each process labels its share of the chunk; all file the whole of it."""
+            return np.asarray(self.team.gather(label_share(chunk_N[self.team.share(len(chunk_N))], number)))
+
+        def label_share(images_N: Indices, number: int) -> Indices:
+            if len(images_N) == 0:
+                return images_N
             augmented = settings.label_view == "augmented"
-            generator = torch_generator("cpu", self.seed, "label.view", cycle, number) if augmented else None
+            generator = (
+                torch_generator("cpu", self.seed, "label.view", cycle, number, self.team.rank) if augmented else None
+            )
             view = self.views.target_view(images_N, generator)
             if settings.pseudo_labels == "argmax":
                 return run_batches(self.method, iter([view]), TARGET, self.bf16).labels_N
-            seed = torch_seed(self.seed, "label.dropout", cycle, number)
+            seed = torch_seed(self.seed, "label.dropout", cycle, number, self.team.rank)
 
             def head(features_ND: Tensor, _: int) -> Tensor:
                 return mc_dropout_probabilities(self.method, features_ND, settings.mc_passes, settings.mc_dropout, seed)
@@ -296,7 +309,8 @@ class Trainer:
 
         order = numpy_generator(self.seed, "label.order", cycle).permutation(len(self.views.target))
         needed_C = images_needed(visits_SK, self.num_classes, self.shape)
-        filed = file_by_label(label_chunk, order, needed_C, self.eval_batch, settings.labelling == "full")
+        chunk = self.eval_batch * self.team.size
+        filed = file_by_label(label_chunk, order, needed_C, chunk, settings.labelling == "full")
         in_use = int((filed.counts_C > 0).sum())
         if in_use < max(2, self.num_classes / 2):
             self._warn_once(f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {self.num_classes} classes", "few")
@@ -304,12 +318,12 @@ class Trainer:
 
     def _train_cycle(self, plan: CyclePlan, first: int, total: int, rate: Callable[[float], float]) -> None:
         self.method.train()
+        adapting = self.position.phase != "pretrain"
         while self.position.step < plan.steps:
             index, place = self.position.step, first + self.position.step
-            learning_rate = rate(place / max(1, total))
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            terms, batch = self._step(plan, index, place, total)
+            progress = place / max(1, total)
+            learning_rate = rate(progress)
+            terms, batch = self.stepper.step(plan, index, place, progress, adapting, learning_rate)
             self.position.step += 1
             self.reporter.advance(1)
             whole = self.position.step == plan.steps
@@ -317,37 +331,16 @@ class Trainer:
                 self._log(terms, batch, place, learning_rate)
                 if not whole:
                     self._save_if_due()
-            if (signal := self.stop_signal()) is not None:
-                self._check_finite(terms, place)
+            if (signal := self.team.agree(self.stop_signal())) is not None:
+                self._check_finite(self.stepper.averaged(terms, batch), place)
                 self._stop(signal)
         self.position.cycle, self.position.step, self.plan = self.position.cycle + 1, 0, None
-
-    def _step(self, plan: CyclePlan, index: int, place: int, total: int) -> tuple[dict[str, Tensor], Batch]:
-        adapting = self.position.phase != "pretrain"
-        stream = "adapt" if adapting else "pretrain"
-        num_source = int(plan.num_source_S[index])
-        views = torch_generator("cpu", self.seed, f"{stream}.views", place)
-        batch = Batch(
-            images_NCHW=self.views.training_batch(plan.images_SN[index], num_source, views),
-            labels_N=torch.from_numpy(plan.labels_SN[index]).to(self.device, non_blocking=True),
-            num_source=num_source,
-            generator=torch_generator(self.device, self.seed, f"{stream}.noise", place),
-            progress=place / max(1, total),
-            adapting=adapting,
-        )
-        torch.manual_seed(torch_seed(self.seed, f"{stream}.dropout", place))
-        with self.network.rows_of(num_source=num_source), mixed_precision(self.device, self.bf16):
-            terms = self.method.loss_terms(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        if self.settings.grad_clip > 0:
-            torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
-        self.optimizer.step()
-        return terms, batch
+        self.team.average(norm.statistics(self.network.backbone))
 
     def _log(self, terms: dict[str, Tensor], batch: Batch, place: int, learning_rate: float) -> None:
         """The only place where training waits for the device."""
-        values = self._check_finite(terms, place)
+        values = self.stepper.averaged(terms, batch)
+        self._check_finite(values, place)
         adapting = self.position.phase != "pretrain"
         line: dict[str, Any] = {
             "phase": "adapt" if adapting else "pretrain",
@@ -373,23 +366,21 @@ class Trainer:
         self.journal.log(line)
         self.reporter.note("  ".join(notes))
 
-    def _check_finite(self, terms: dict[str, Tensor], place: int) -> dict[str, float]:
-        values = dict(zip(terms, torch.stack([t.detach().float() for t in terms.values()]).tolist(), strict=True))
+    def _check_finite(self, values: dict[str, float], place: int) -> None:
         for name, value in values.items():
             if not math.isfinite(value):
                 raise RunFailed(
                     f"loss term `{name}` became {value} at step {place + 1} of {self.position.phase}: lower "
-                    f"`training.learning_rate` (now {self.optimizer.param_groups[0]['lr']:g}) or set `training.grad_clip 10`. "
-                    f"The last good state is kept in {self.run.checkpoints.folder}"
+                    f"`training.learning_rate` (now {self.stepper.optimizer.param_groups[0]['lr']:g}) or set "
+                    f"`training.grad_clip 10`. The last good state is kept in {self.run.checkpoints.folder}"
                 )
-        return values
 
     # --- looking at the model ------------------------------------------------------------------------------------------
 
     def predict(self, domain: int, images_N: Indices, statistics: int) -> Outputs:
         """`statistics`: whose normalisation to use, where domains are kept apart."""
-        batches = self.views.test_batches(domain, images_N, self.eval_batch)
-        return run_batches(self.method, batches, statistics, self.bf16)
+        batches = self.views.test_batches(domain, images_N[self.team.share(len(images_N))], self.eval_batch)
+        return gathered(run_batches(self.method, batches, statistics, self.bf16), self.team)
 
     def _look(self, cycle: int) -> Outputs:
         outputs = self.predict(TARGET, self.watched, TARGET)
@@ -421,22 +412,11 @@ class Trainer:
 
     # --- state ---------------------------------------------------------------------------------------------------------
 
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        settings = self.settings
-        return torch.optim.SGD(
-            [p for p in self.method.parameters() if p.requires_grad],
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            nesterov=settings.momentum > 0,
-            weight_decay=settings.weight_decay,
-            fused=self.device.type == "cuda",
-        )
-
     def _side_state(self, name: str) -> Checkpoints:
-        return Checkpoints(self.run.checkpoints.folder / name)
+        return Checkpoints(self.run.checkpoints.folder / name, self.team.main)
 
     def _state(self) -> State:
-        tensors = {**with_prefix("method", self.method.state_dict()), **optimizer_tensors(self.optimizer)}
+        tensors = {**with_prefix("method", self.method.state_dict()), **optimizer_tensors(self.stepper.optimizer)}
         if self.plan is not None:
             plan = {f.name: torch.from_numpy(getattr(self.plan, f.name)) for f in dataclasses.fields(self.plan)}
             tensors |= with_prefix("plan", plan)
@@ -453,6 +433,7 @@ class Trainer:
 
     def _restore(self, checkpoints: Checkpoints) -> State | None:
         """To the newest whole state in `checkpoints`, which a side state must have."""
+        self.team.wait()
         state, warnings = checkpoints.load()
         for warning in warnings:
             self.reporter.warn(warning)
@@ -464,8 +445,7 @@ class Trainer:
         self.guard.restore(state.facts["guard"])
         self.network.domains.mode = self.position.mode
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
-        self.optimizer = self._new_optimizer()
-        restore_optimizer(self.optimizer, state.tensors)
+        restore_optimizer(self.stepper.new_optimizer(), state.tensors)
         plan = without_prefix("plan", state.tensors)
         self.plan = CyclePlan(**{name: tensor.numpy() for name, tensor in plan.items()}) if plan else None
         pretrained = state.tensors.get("pretrained_NC")
@@ -490,7 +470,12 @@ class Trainer:
             f"going on from {self.position.phase}, cycle {self.position.cycle}, step {self.position.step}"
         )
 
+    def _write_weights(self, path: Path) -> None:
+        if self.team.main:
+            write_tensors(path, self.method.state_dict(), self.about)
+
     def _save(self) -> None:
+        self.team.average(norm.statistics(self.network.backbone))
         try:
             self.run.checkpoints.save(self._state())
         except OSError as error:
@@ -500,9 +485,11 @@ class Trainer:
         self.saved_at = time.monotonic()
 
     def _save_if_due(self) -> None:
-        if time.monotonic() - self.saved_at > self.settings.checkpoint_seconds:
+        due = self.team.main and time.monotonic() - self.saved_at > self.settings.checkpoint_seconds
+        if self.team.agree(1 if due else None) is not None:
             self._save()
 
     def _stop(self, signal: int) -> None:
         self._save()
+        self.team.part()
         raise Interrupted(f"stopped; go on with `certvol adapt --resume {self.run.path}`", 128 + signal)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.config import AugmentConfig
-from certvol.data.augment import draw_parameters, test_view, train_view
+from certvol.data.augment import WarpParameters, draw_parameters, test_view, train_view
 from certvol.data.store import PixelStore
 from certvol.nn.backbones import BackboneInfo
 from certvol.nn.norm import SOURCE
@@ -25,22 +25,30 @@ class Views:
         """Convolutions on a GPU are faster on channels-last images."""
         return images_NCHW.to(memory_format=torch.channels_last) if self.device.type == "cuda" else images_NCHW
 
-    def training_batch(self, images_N: Indices, num_source: int, generator: torch.Generator) -> Tensor:
-        """The first `num_source` images are of the source, the others of the target. `generator`: on the CPU."""
-        pixels = [self.source.gather(images_N[:num_source])] if num_source > 0 else []
-        if num_source < len(images_N):
-            pixels.append(self.target.gather(images_N[num_source:]))
-        return self._augmented(torch.cat(pixels) if len(pixels) > 1 else pixels[0], generator)
+    def training_batch(
+        self, whole_N: Indices, num_source: int, rows: Indices, own_source: int, generator: torch.Generator
+    ) -> Tensor:
+        """Rows `rows` of the batch `whole_N`, whose first `num_source` images are of the source; `own_source` of them are.
 
-    def _augmented(self, pixels_NHWC: Tensor, generator: torch.Generator) -> Tensor:
-        parameters = draw_parameters(len(pixels_NHWC), self.config, generator)
+        `generator`, on the CPU, draws the views of the whole batch, so that a view depends on its place in it alone.
+        """
+        images_N = whole_N[rows]
+        pixels = [self.source.gather(images_N[:own_source])] if own_source > 0 else []
+        if own_source < len(images_N):
+            pixels.append(self.target.gather(images_N[own_source:]))
+        parameters = draw_parameters(len(whole_N), self.config, generator)
+        if len(rows) < len(whole_N):
+            parameters = parameters[torch.from_numpy(rows)]
+        return self._augmented(torch.cat(pixels) if len(pixels) > 1 else pixels[0], parameters)
+
+    def _augmented(self, pixels_NHWC: Tensor, parameters: WarpParameters) -> Tensor:
         return self._laid_out(train_view(pixels_NHWC, parameters, self.info.image_size, self.info.mean, self.info.std))
 
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
         """One view of target images: augmented where a generator is given, else the test view."""
         pixels = self.target.gather(images_N)
         if generator is not None:
-            return self._augmented(pixels, generator)
+            return self._augmented(pixels, draw_parameters(len(pixels), self.config, generator))
         return self._laid_out(test_view(pixels, self.info.image_size, self.info.mean, self.info.std))
 
     def test_batches(self, domain: int, images_N: Indices, batch_size: int) -> Iterator[Tensor]:

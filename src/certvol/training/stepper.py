@@ -1,0 +1,113 @@
+"""One optimiser step: from a plan's row to changed weights."""
+
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from certvol.config import TrainingConfig
+from certvol.data.batches import CyclePlan
+from certvol.inference import mixed_precision
+from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.seeding import torch_generator, torch_seed
+from certvol.training.distributed import Team
+from certvol.training.views import Views
+
+
+class _Losses(nn.Module):
+    """A method's losses as a module's forward, which is what DistributedDataParallel takes."""
+
+    def __init__(self, method: AdaptationMethod) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return self.method.loss_terms(batch)
+
+
+class Stepper:
+    """Holds the optimiser. Every process of a team trains on its share of the batch's source and of its target rows."""
+
+    def __init__(
+        self, method: AdaptationMethod, views: Views, settings: TrainingConfig, team: Team, bf16: bool
+    ) -> None:
+        self.method, self.views, self.settings, self.team, self.bf16 = method, views, settings, team, bf16
+        self.phase_losses: dict[bool, nn.Module] = {}
+        self.new_optimizer()
+
+    def _losses(self, adapting: bool) -> nn.Module:
+        """Of a phase: which networks its losses leave out does not change within it, which is what `static_graph` asks for."""
+        if adapting not in self.phase_losses:
+            losses: nn.Module = _Losses(self.method)
+            if self.team.size > 1:
+                with warnings.catch_warnings():
+                    warnings.simplefilter(
+                        "ignore", FutureWarning
+                    )  # the successor of broadcast_buffers is not in torch 2.11
+                    losses = DistributedDataParallel(losses, broadcast_buffers=False, static_graph=True)
+            self.phase_losses = {adapting: losses}
+        return self.phase_losses[adapting]
+
+    def new_optimizer(self) -> torch.optim.Optimizer:
+        """Without any momentum yet."""
+        settings = self.settings
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            [p for p in self.method.parameters() if p.requires_grad],
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            nesterov=settings.momentum > 0,
+            weight_decay=settings.weight_decay,
+            fused=self.views.device.type == "cuda",
+        )
+        return self.optimizer
+
+    def step(
+        self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool, learning_rate: float
+    ) -> tuple[dict[str, Tensor], Batch]:
+        """`index` of the step in the plan, `place` of it in the phase. Never waits for the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        batch = self._batch(plan, index, place, progress, adapting)
+        torch.manual_seed(torch_seed(self.settings.seed, _stream("dropout", adapting), place, self.team.rank))
+        with self.method.network.rows_of(num_source=batch.num_source), mixed_precision(self.views.device, self.bf16):
+            terms: dict[str, Tensor] = self._losses(adapting)(batch)
+        # Processes' gradients are averaged: a larger share than theirs weighs more.
+        weight = len(batch.rows) * self.team.size / batch.total
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.stack(list(terms.values())).sum()
+        (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        if self.settings.grad_clip > 0:
+            nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
+        self.optimizer.step()
+        return terms, batch
+
+    def _batch(self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool) -> Batch:
+        seed, device = self.settings.seed, self.views.device
+        whole, num_source = plan.images_SN[index], int(plan.num_source_S[index])
+        source, target = self.team.share(num_source), self.team.share(len(whole) - num_source)
+        rows = np.r_[source, target.start + num_source : target.stop + num_source]
+        views = torch_generator("cpu", seed, _stream("views", adapting), place)
+        own_source = source.stop - source.start
+        return Batch(
+            images_NCHW=self.views.training_batch(whole, num_source, rows, own_source, views),
+            labels_N=torch.from_numpy(plan.labels_SN[index][rows]).to(device, non_blocking=True),
+            num_source=own_source,
+            rows=torch.from_numpy(rows),
+            total=len(whole),
+            generator=torch_generator(device, seed, _stream("noise", adapting), place),
+            progress=progress,
+            adapting=adapting,
+        )
+
+    def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:
+        """The terms over all processes, as numbers: waits for the device."""
+        values = torch.stack([term.detach().float() for term in terms.values()]).cpu()
+        values *= len(batch.rows) * self.team.size / batch.total
+        self.team.average([values])
+        return dict(zip(terms, values.tolist(), strict=True))
+
+
+def _stream(name: str, adapting: bool) -> str:
+    return f"{'adapt' if adapting else 'pretrain'}.{name}"

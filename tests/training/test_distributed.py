@@ -1,0 +1,137 @@
+"""Two processes on the CPU, started as a user starts them: by torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from certvol.training.distributed import Team
+from images import tiny, write_domain
+
+# The conditions under which a batch split over processes is the same batch: nothing random per process, no batch statistics.
+SAME = tiny(
+    model__norm="frozen",
+    model__dropout=0.0,
+    augment__enabled=False,
+    training__batch_size=24,
+    training__learning_rate=0.003,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("domains")
+    return write_domain(root / "source"), write_domain(root / "target", shift=20, seed=1)
+
+
+def start(processes: int, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "-m", "certvol", "adapt", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def arguments(folders: tuple[Path, Path], out: Path, settings: dict[str, object]) -> list[str]:
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    return ["--source", str(folders[0]), "--target", str(folders[1]), "--out", str(out), *words]
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
+    out, error = process.communicate(timeout=180)
+    assert process.returncode == code or (code != 0 and process.returncode != 0), error
+    return out, error
+
+
+def test_shares_are_whole_and_even() -> None:
+    for count in (0, 1, 7, 8, 64):
+        parts = [Team(rank, 3).share(count) for rank in range(3)]
+        assert [i for part in parts for i in range(count)[part]] == list(range(count))
+        assert max(len(range(count)[p]) for p in parts) - min(len(range(count)[p]) for p in parts) <= 1
+
+
+def test_alone_nothing_is_gathered_averaged_or_waited_for() -> None:
+    team, rows = Team(), np.arange(3)
+    assert team.main
+    assert team.gather(rows) is rows
+    tensor = torch.ones(2)
+    team.average([tensor])
+    assert tensor.tolist() == [1, 1]
+    assert team.agree(None) is None
+    assert team.agree(15) == 15
+    team.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["cvp", "basic"])
+def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    settings = {**SAME, "method.name": method}
+    if method != "cvp":
+        settings.pop("method.num_samples")
+    for processes in (1, 2):
+        out, _ = finish(start(processes, *arguments(folders, tmp_path / str(processes), settings)))
+        assert out.count("predictions, with a certainty") == 1
+    for name in ("pretrained.safetensors", "model.safetensors"):
+        one, two = load_file(tmp_path / "1" / name), load_file(tmp_path / "2" / name)
+        for key in one:
+            assert torch.allclose(one[key], two[key], atol=1e-5), (name, key)
+    moved = load_file(tmp_path / "1" / "model.safetensors")
+    start_weights = load_file(tmp_path / "1" / "pretrained.safetensors")
+    assert any((moved[key] - start_weights[key]).abs().max() > 1e-3 for key in moved)
+    one, two = ((tmp_path / n / "predictions.csv").read_text().splitlines() for n in "12")
+    assert [line.split(",")[:2] for line in one] == [line.split(",")[:2] for line in two]
+
+
+@pytest.mark.slow
+def test_a_stopped_team_goes_on_to_the_same_weights(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    settings = tiny(training__pretrain_steps=400, training__checkpoint_seconds=0)
+    process = start(2, *arguments(folders, tmp_path / "parts", settings))
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "parts" / "checkpoint" / "latest.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    finish(process, code=143)
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    finish(start(2, "--resume", str(tmp_path / "parts")))
+    finish(start(2, *arguments(folders, tmp_path / "whole", settings)))
+    parts, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("parts", "whole"))
+    for key in whole:
+        assert torch.allclose(parts[key], whole[key], atol=1e-4), key
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_all_and_the_run_goes_on(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    settings = tiny(training__pretrain_steps=4000, training__checkpoint_seconds=0)
+    process = start(2, *arguments(folders, tmp_path / "run", settings))
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "run" / "checkpoint" / "latest.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, error = finish(process, code=1)
+    assert "Signal 9" in error or "SIGKILL" in error
+    second = start(2, "--resume", str(tmp_path / "run"))
+    time.sleep(8)
+    second.send_signal(signal.SIGTERM)
+    _, error = finish(second, code=143)
+    assert "going on from pretrain" in error
+
+
+@pytest.mark.slow
+def test_a_mistake_ends_all_with_its_reason(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    _, error = finish(start(2, *arguments(folders, tmp_path / "run", {**SAME, "training.cyles": 3})), code=1)
+    assert "did you mean `training.cycles`?" in error
+    assert not (tmp_path / "run").exists()
