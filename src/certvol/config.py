@@ -121,6 +121,8 @@ class TrainingConfig:
     mc_dropout: float = 0.85
     labelling: Literal["on_demand", "full"] = "on_demand"
     """on_demand: label, in random order, only as many images as the cycle will draw."""
+    labelling_share: float = 1.0
+    """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
 
@@ -338,8 +340,9 @@ def _kind_in_words(kind: Any) -> str:
 
 
 _POSITIVE = (
-    "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every training.mc_passes "
-    "guard.patience guard.trial_cycles guard.images augment.crop_area augment.crop_aspect method.num_samples"
+    "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every "
+    "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
+    "augment.crop_aspect method.num_samples"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
@@ -364,6 +367,8 @@ def _check_ranges(config: Config) -> None:
         raise UserError(f"`training.batch_size` should be 4 or more, found {flat['training.batch_size']}")
     if flat["augment.crop_area"] > 1:
         raise UserError(f"`augment.crop_area` is a share of the image, at most 1; found {flat['augment.crop_area']}")
+    if flat["training.labelling_share"] > 1:
+        raise UserError(f"`training.labelling_share` is a share, at most 1; found {flat['training.labelling_share']}")
     size = flat["data.image_size"]
     if size is not None and size < 8:
         raise UserError(f"`data.image_size` should be 8 pixels or more, found {size}")

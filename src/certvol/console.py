@@ -35,7 +35,7 @@ class ConsoleReporter:
         if self.fancy:
             self.bar = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=12),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[note]}", markup=False),

@@ -1,5 +1,9 @@
-import numpy as np
+import itertools
 
+import numpy as np
+import pytest
+
+from certvol.data.batches import BatchShape, images_needed, plan_mixed_cycle
 from certvol.training.pseudo_labels import file_by_label
 
 LABELS = np.random.default_rng(0).choice(4, size=1000, p=[0.5, 0.3, 0.15, 0.05])
@@ -53,19 +57,55 @@ def test_chunks_are_numbered() -> None:
     assert numbers == [0, 1, 2]
 
 
-def test_first_draws_are_uniform_over_the_images_of_a_class() -> None:
-    """The first image filed under the rarest class, over many walks: as uniform as simulated draws are."""
-    members = np.flatnonzero(LABELS == 3)
-    counts = dict.fromkeys(members.tolist(), 0)
-    walks = 2000
-    for seed in range(walks):
-        order = np.random.default_rng(seed).permutation(1000)
-        counts[int(file_by_label(_label, order, np.array([1, 1, 1, 1]), 20).pools[3][0])] += 1
+def _drawn(seed: int, everything: bool, shuffled: bool = True) -> np.ndarray:
+    """Target images of the rarest class in a cycle of two steps, as training draws them: 2 x 4 slots."""
+    rng = np.random.default_rng([seed, everything])
+    order = rng.permutation(200) if shuffled else np.arange(200)
+    visits = np.array([[0, 1, 2, 3], [0, 1, 2, 3]])
+    shape = BatchShape(classes=4, per_domain=4)
+    needed = images_needed(visits, 4, shape)
+    filed = file_by_label(_label, order, needed, chunk_size=10, everything=everything)
+    plan = plan_mixed_cycle([np.arange(9)] * 4, filed.pools, visits, shape, rng)
+    rows = plan.images_SN[:, plan.num_source_S[0] :]
+    return rows[plan.labels_SN[:, plan.num_source_S[0] :] == 3].reshape(2, 4)
 
-    def chi2(observed: np.ndarray) -> float:
-        expected = walks / len(members)
-        return float(((observed - expected) ** 2 / expected).sum())
 
+def _statistics(draws: list[np.ndarray], members: np.ndarray) -> tuple[float, float]:
+    """Chi-square of first slots over the class's images, and of pairs that meet in the first step, against uniform."""
+    place = {int(image): number for number, image in enumerate(members)}
+    first, pairs = np.zeros(len(members)), np.zeros((len(members), len(members)))
+    for draw in draws:
+        first[place[int(draw[0, 0])]] += 1
+        for a, b in itertools.combinations(draw[0].tolist(), 2):
+            pairs[place[min(a, b)], place[max(a, b)]] += 1
+    pairs = pairs[np.triu_indices(len(members), 1)]
+    return tuple(float(((x - x.mean()) ** 2 / x.mean()).sum()) for x in (first, pairs))
+
+
+def _null(members: np.ndarray, cycles: int, repeats: int) -> np.ndarray:
+    """The same statistics where each cycle draws uniformly, without replacement."""
     rng = np.random.default_rng(0)
-    null = [chi2(rng.multinomial(walks, np.full(len(members), 1 / len(members)))) for _ in range(500)]
-    assert chi2(np.array(list(counts.values()))) < np.quantile(null, 0.999)
+    return np.array(
+        [
+            _statistics([rng.permutation(members)[:8].reshape(2, 4) for _ in range(cycles)], members)
+            for _ in range(repeats)
+        ]
+    )
+
+
+MEMBERS = np.flatnonzero(LABELS[:200] == 3)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_batches_on_demand_are_distributed_as_when_everything_is_labelled(everything: bool) -> None:
+    cycles = 400
+    null = _null(MEMBERS, cycles, 200)
+    found = _statistics([_drawn(seed, everything) for seed in range(cycles)], MEMBERS)
+    assert (np.array(found) < np.quantile(null, 0.995, axis=0)).all()
+
+
+def test_a_walk_in_a_fixed_order_is_not_and_the_test_sees_it() -> None:
+    cycles = 400
+    null = _null(MEMBERS, cycles, 50)
+    found = _statistics([_drawn(seed, False, shuffled=False) for seed in range(cycles)], MEMBERS)
+    assert (np.array(found) > np.quantile(null, 0.995, axis=0)).all()

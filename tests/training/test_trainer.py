@@ -230,6 +230,29 @@ def test_labelling_everything_is_a_setting(folders: tuple[Path, Path], tmp_path:
     assert labelled == [36, 36, 36]
 
 
+def test_a_method_can_ask_for_labels_of_the_whole_target(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from certvol.methods.cvp import Method
+
+    monkeypatch.setattr(Method, "labels_whole_target", True)
+    monkeypatch.setattr("certvol.training.trainer.CPU_EVALUATION_BATCH", 6)
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__batch_size=8))
+    assert [line["labelled"] for line in lines(run.path / "timing.jsonl") if "labelled" in line] == [36, 36, 36]
+
+
+def test_labelling_on_demand_ends_early_and_a_cap_ends_it_earlier(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("certvol.training.trainer.CPU_EVALUATION_BATCH", 6)
+    settings = tiny(training__cycle_steps=1, training__pretrain_steps=60)
+    run = certvol.adapt(*folders, out=tmp_path / "run", **settings)
+    labelled = [line["labelled"] for line in lines(run.path / "timing.jsonl") if "labelled" in line]
+    assert all(count < 36 for count in labelled)
+    capped = certvol.adapt(*folders, out=tmp_path / "capped", **{**settings, "training.labelling_share": 0.1})
+    assert [line["labelled"] for line in lines(capped.path / "timing.jsonl") if "labelled" in line] == [4, 4, 4]
+
+
 def test_a_learning_rate_out_of_reach_stops_the_run_and_keeps_a_good_state(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:

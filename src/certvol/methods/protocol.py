@@ -44,6 +44,8 @@ class AdaptationMethod(nn.Module, ABC):
     summary: ClassVar[str]
     adapts: ClassVar[bool] = True
     """False: training ends with pretraining."""
+    labels_whole_target: ClassVar[bool] = False
+    """True: every cycle labels all target images, not only those it will draw."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

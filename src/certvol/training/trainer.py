@@ -60,6 +60,7 @@ PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
 STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
 TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
 DEAD_SIGMA = 1e-3
+CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 1024
 
 
 @dataclass
@@ -113,7 +114,7 @@ class Trainer:
         self.num_classes = self.network.num_classes
         self.shape = batch_shape(self.settings.batch_size, self.num_classes)
         self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
-        self.eval_batch = 1024 if self.device.type == "cuda" else 256
+        self.eval_batch = GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
 
         kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
         self.source_labels = source_labels
@@ -149,7 +150,7 @@ class Trainer:
 
     def _pretrain(self) -> None:
         steps = self.settings.pretrain_steps
-        self.reporter.start("pretraining on the source", steps)
+        self.reporter.start("pretraining", steps)
         self.reporter.advance(self.position.cycle * PRETRAIN_CYCLE + self.position.step)
         while self.position.cycle * PRETRAIN_CYCLE < steps:
             first = self.position.cycle * PRETRAIN_CYCLE
@@ -220,9 +221,8 @@ class Trainer:
 
     def _adapt(self, until_cycle: int) -> None:
         total = self.settings.cycles * self.cycle_steps
-        self.reporter.start(
-            f"adapting, {self.position.mode} statistics", (until_cycle - self.position.cycle) * self.cycle_steps
-        )
+        what = "adapting" if self.position.trial is None else f"trial of {self.position.trial}"
+        self.reporter.start(what, (until_cycle - self.position.cycle) * self.cycle_steps)
         self.reporter.advance(self.position.step)
         while self.position.cycle < until_cycle and not self.position.collapse:
             cycle, first = self.position.cycle, self.position.cycle * self.cycle_steps
@@ -309,8 +309,9 @@ class Trainer:
 
         order = numpy_generator(self.seed, "label.order", cycle).permutation(len(self.views.target))
         needed_C = images_needed(visits_SK, self.num_classes, self.shape)
-        chunk = self.eval_batch * self.team.size
-        filed = file_by_label(label_chunk, order, needed_C, chunk, settings.labelling == "full")
+        order = order[: math.ceil(settings.labelling_share * len(order))]
+        everything = settings.labelling == "full" or self.method.labels_whole_target
+        filed = file_by_label(label_chunk, order, needed_C, self.eval_batch * self.team.size, everything)
         in_use = int((filed.counts_C > 0).sum())
         if in_use < max(2, self.num_classes / 2):
             self._warn_once(f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {self.num_classes} classes", "few")
@@ -350,13 +351,13 @@ class Trainer:
             "loss": sum(values.values()),
             **values,
         }
-        notes = [f"loss {line['loss']:.3f}"]
+        notes = [f"loss {line['loss']:.2f}"]
         for name, value_N in batch.watched.items():
             for domain, rows in (("source", value_N[: batch.num_source]), ("target", value_N[batch.num_source :])):
                 median = float(rows.float().median()) if len(rows) > 0 else None
                 line[f"{name}_{domain}"] = median
                 if median is not None:
-                    notes.append(f"{name} of {domain} {median:.3f}")
+                    notes.append(f"{name if domain == 'source' else ''} {median:.2f} {domain}".strip())
                     if name == "sigma" and median < DEAD_SIGMA:
                         self._warn_once(
                             f"step {place + 1}: sigma of the {domain} has collapsed to {median:.1e}, so it carries no certainty; "
@@ -364,7 +365,7 @@ class Trainer:
                             "sigma",
                         )
         self.journal.log(line)
-        self.reporter.note("  ".join(notes))
+        self.reporter.note(" ".join(notes))
 
     def _check_finite(self, values: dict[str, float], place: int) -> None:
         for name, value in values.items():
