@@ -114,6 +114,8 @@ def test_predict_with_coverage_rejects_the_least_certain(
     rejected = [float(row["sigma"]) for row in rows if row["accepted"] == "false"]
     assert 26 <= len(accepted) <= 28
     assert min(accepted) >= max(rejected)
+    assert run(["predict", finished, folders[1], "--out", str(out), "--coverage", "1"]) == 0
+    assert "false" not in out.read_text()
 
 
 def test_predict_skips_what_is_no_image(finished: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +123,9 @@ def test_predict_skips_what_is_no_image(finished: str, tmp_path: Path, capsys: p
     Image.new("RGB", (9, 9)).save(tmp_path / "b.png")
     assert run(["predict", finished, str(tmp_path), "--out", str(tmp_path / "p.csv")]) == 0
     assert "1 unreadable" in capsys.readouterr().out
+    assert "none of the 1 files can be read" in refused(
+        capsys, "predict", finished, str(tmp_path / "a.jpg"), "--out", str(tmp_path / "q.csv")
+    )
     assert (tmp_path / "p.csv").read_text().count("\n") == 2
 
 
@@ -156,6 +161,7 @@ def test_list_methods(capsys: pytest.CaptureFixture[str]) -> None:
         (["adapt", "--training.cycles"], "needs a value"),
         (["adapt", "--resume", "nowhere"], "holds no run"),
         (["adapt", "--resume", "x", "--training.cycles", "3"], "as it was begun"),
+        (["adapt", "--resume", "x", "--preset", "paper"], "as it was begun"),
         (["adapt", "--config", "no.yaml"], "cannot read"),
         (["evaluate", "nowhere", "--data", "x"], "holds no run"),
         (["predict", "nowhere", "x", "--out", "y"], "no file, folder or match"),
@@ -242,9 +248,24 @@ def test_no_space_left_is_said(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
-    monkeypatch.setattr("certvol.training.checkpoint.save_file", full)
-    sentence = refused(capsys, *_adapt(Path(folders[0]), Path(folders[1]), tmp_path / "run"), code=1)
+    monkeypatch.setattr("certvol.training.checkpoint.os.fsync", full)
+    sentence = refused(capsys, *_adapt(Path(folders[0]), Path(folders[1]), tmp_path / "run"))
     assert "no space left" in sentence.lower()
+
+
+def test_a_file_that_cannot_grow_is_said_and_the_run_goes_on_afterwards(
+    folders: tuple[str, str], tmp_path: Path
+) -> None:
+    """A real limit of the system: weights do not fit under it."""
+    out = tmp_path / "run"
+    words = _adapt(Path(folders[0]), Path(folders[1]), out)
+    limited = ["bash", "-c", 'ulimit -f 100; trap "" XFSZ; exec "$@"', "limited", sys.executable, "-m", "certvol"]
+    done = subprocess.run([*limited, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "too large" in done.stderr
+    assert not list(out.rglob("*.part"))
+    assert run(["adapt", "--resume", str(out)]) == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -282,3 +303,40 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(folders: tuple[str, str]
     assert run([*base, "--out", str(whole), *words]) == 0
     for name in ("model.safetensors", "predictions.csv", "history.jsonl"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_signal_while_images_are_decoded_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_domain(tmp_path / "source", per_class=1500)
+    monkeypatch.setenv("CERTVOL_CACHE", str(tmp_path / "cache"))
+    words = [*_adapt(source, source, tmp_path / "run"), "--data.image_size", "224", "--data.workers", "1"]
+    process = subprocess.Popen([sys.executable, "-m", "certvol", *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cache").glob("*.building")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 143, error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_relative_places_in_a_file_hold_from_anywhere(
+    folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(folders[0]).parent)
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("data:\n  source: source\n  target: target\n")
+    assert run(["adapt", "--config", str(settings), "--out", str(tmp_path / "run"), *SETTINGS]) == 0
+    (tmp_path / "run" / "model.safetensors").unlink()
+    monkeypatch.chdir("/")
+    assert run(["adapt", "--resume", str(tmp_path / "run")]) == 0
+
+
+def test_a_run_folder_that_is_taken_is_refused_before_anything_is_decoded(
+    finished: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_domain(tmp_path / "source")
+    assert run(_adapt(source, source, Path(finished))) == 2
+    error = capsys.readouterr().err
+    assert "holds another run" in error
+    assert "decoding" not in error

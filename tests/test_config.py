@@ -56,6 +56,10 @@ def test_values_from_the_command_line_are_typed() -> None:
         ({"augment.crop_area": 1.5}, "at most 1"),
         ({"method.num_samples": 0}, "above 0"),
         ({"method.samples_weight": -1}, "not be negative"),
+        ({"data.holdout": 0.8}, "at most 0.5"),
+        ({"training.mc_dropout": -0.5}, "not be negative"),
+        ({"training.batch_size": 10**9}, "or less"),
+        ({"training.labelling_share": 1.5}, "at most 1"),
     ],
 )
 def test_a_wrong_setting_is_named(overrides: dict[str, object], words: str) -> None:
@@ -67,8 +71,14 @@ def test_a_wrong_setting_is_named(overrides: dict[str, object], words: str) -> N
 
 
 def test_a_setting_of_another_method_is_unknown() -> None:
-    with pytest.raises(UserError, match=r"unknown setting `method\.num_samples`"):
+    with pytest.raises(UserError, match=r"`method\.num_samples` is a setting of the method cvp, not of basic"):
         resolve(METHODS, overrides={"method.name": "basic", "method.num_samples": 3})
+
+
+def test_a_file_of_another_method_gives_its_other_settings() -> None:
+    file = {"method.name": "cvp", "method.num_samples": 8, "training.cycles": 3}
+    config = resolve(METHODS, file=file, overrides={"method.name": "basic"})
+    assert (config.method_name, config.training.cycles) == ("basic", 3)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

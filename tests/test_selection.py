@@ -70,3 +70,15 @@ def test_signs_of_collapse(changed: dict[str, float | None], signs: int) -> None
 )
 def test_choice_of_mode(mixed: float | None, per_domain: float | None, chosen: int) -> None:
     assert selection.choose_mode(mixed, per_domain, 10) == chosen
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "agree", "said"),
+    [(6.4, 3.5, 0.57, True), (9.6, 9.3, 0.6, False), (6.4, 3.5, 0.95, False), (3.0, 9.0, 0.3, False)],
+)
+def test_spreading_over_classes_the_pretrained_model_hardly_saw(
+    now: float, before: float, agree: float, said: bool
+) -> None:
+    scores = {"classes_in_use": now, "agreement_with_pretrained": agree}
+    sign = selection.sign_of_spreading(scores, {"classes_in_use": before})
+    assert (sign is not None) == said

@@ -1,10 +1,8 @@
-"""`adapt` joins the parts into a run; `load` gives its model back."""
+"""`adapt` joins the parts into a run; `evaluate` measures one."""
 
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,28 +10,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from certvol import methods
 from certvol.config import Config, flatten, read_settings_file, resolve
-from certvol.data.augment import cache_size, test_view
-from certvol.data.decoding import UnreadableImage, decode, square
+from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
-from certvol.data.folders import folder_labels
+from certvol.data.folders import folder_labels, printable, scan
 from certvol.data.store import PixelStore
-from certvol.environment import describe_environment, pick_device
-from certvol.errors import UserError
+from certvol.environment import describe_environment
+from certvol.errors import RunFailed, UserError
 from certvol.inference import Outputs, run_batches
-from certvol.methods.protocol import AdaptationMethod
-from certvol.nn.backbones import BackboneInfo, describe
-from certvol.nn.network import create_network
+from certvol.model import Model, create_method, load
+from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter, Silent
-from certvol.tables import figures, predictions_csv, read_column, read_json, write_text
+from certvol.stopping import StopSignal
+from certvol.tables import figures, predictions_csv, read_json, write_text
 from certvol.training.checkpoint import load_into, read_about, write_tensors
 from certvol.training.distributed import Team, join_team
 from certvol.training.run_folder import RunFolder
@@ -41,7 +35,6 @@ from certvol.training.trainer import Delivery, Trainer
 from certvol.training.views import Views
 
 WEIGHTS_FORMAT = "certvol/1"
-PREDICT_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -74,18 +67,18 @@ def adapt(
     preset: str | None = None,
     config: str | Path | None = None,
     reporter: Reporter | None = None,
-    stop_signal: Callable[[], int | None] = lambda: None,
+    stop_signal: StopSignal | None = None,
     **settings: Any,
 ) -> Run:
     """Pretrains, adapts, predicts; everything it makes is in the folder `out`. `resume`: goes on with a run that was stopped.
 
     Settings are given by section: `adapt(S, T, out="run", training={"cycles": 40}, method={"name": "basic"})`.
     """
-    reporter = reporter or Silent()
+    reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
         return _resume(RunFolder(resume), reporter, stop_signal)
-    places = {f"data.{k}": _absolute(v) for k, v in (("source", source), ("target", target)) if v is not None}
-    resolved = resolve_settings(preset, config, {**flatten(settings, "settings"), **places})
+    places = {f"data.{k}": str(v) for k, v in (("source", source), ("target", target)) if v is not None}
+    resolved = _anchored(resolve_settings(preset, config, {**flatten(settings, "settings"), **places}))
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
             raise UserError(f"no {name} folder was given: use --{name} FOLDER")
@@ -93,6 +86,8 @@ def adapt(
         raise UserError("no folder for the run was given: use --out FOLDER")
     team, device = join_team(resolved.training.device)
     run = RunFolder(out, writes=team.main)
+    if team.main:
+        run.check_free()
     job = _Job(run, resolved, reporter, stop_signal, team, device)
     if not team.main:
         return job.run_to_end()
@@ -103,24 +98,39 @@ def adapt(
         return job.run_to_end()
 
 
-def _absolute(path: str | Path) -> str:
-    return str(Path(path).expanduser().absolute())
+def _anchored(config: Config) -> Config:
+    """Paths made absolute, so that a run can be gone on with from anywhere."""
+
+    def absolute(path: str | None) -> str | None:
+        return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
+
+    data = replace(
+        config.data,
+        source=absolute(config.data.source),
+        target=absolute(config.data.target),
+        cache_dir=absolute(config.data.cache_dir),
+    )
+    return replace(config, data=data, model=replace(config.model, weights=absolute(config.model.weights)))
 
 
-def _resume(run: RunFolder, reporter: Reporter, stop_signal: Callable[[], int | None]) -> Run:
+def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
     if not run.holds_a_run:
         raise UserError(
             f"{run.path} holds no run to go on with (no config.yaml); start one with --source, --target and --out"
         )
     if run.finished:
         reporter.say(f"{run.path} is complete already")
-        about = read_about(run.model)
-        metrics = read_json(run.metrics) if run.metrics.exists() else None
-        return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
+        try:
+            about = read_about(run.model)
+            metrics = read_json(run.metrics) if run.metrics.exists() else None
+            return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise UserError(f"the run {run.path} is complete, but its files are damaged: {error}") from None
     config = resolve_settings(config_file=run.config)
     team, device = join_team(config.training.device)
     run = RunFolder(run.path, writes=team.main)
     with run.lock() if team.main else nullcontext():
+        run.note_resumption(describe_environment(device))
         return _Job(run, config, reporter, stop_signal, team, device).run_to_end()
 
 
@@ -132,13 +142,16 @@ class _Job:
         run: RunFolder,
         config: Config,
         reporter: Reporter,
-        stop_signal: Callable[[], int | None],
+        stop_signal: StopSignal,
         team: Team,
         device: torch.device,
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
         self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
-        self.info = describe(config.model.backbone, config.data.image_size)
+        for folder in (str(config.data.source), str(config.data.target)):
+            if not Path(folder).is_dir():
+                scan(folder)  # says what is wrong with it, before weights are fetched and images decoded
+        backbone, self.info = seeded_backbone(config.model, config.data.image_size, config.training.seed)
         size = cache_size(self.info.image_size)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
@@ -152,9 +165,19 @@ class _Job:
                     f"{len(domain.failures)} unreadable {name} images were skipped, such as {domain.failures[0][0]} "
                     f"({domain.failures[0][1]}); `certvol check` lists them"
                 )
-        self.method = _create_method(config, len(self.source.classes))
+        self.method = create_method(config, backbone, self.info, len(self.source.classes))
 
     def run_to_end(self) -> Run:
+        try:
+            return self._run_to_end()
+        except torch.OutOfMemoryError:
+            training = self.config.training
+            raise RunFailed(
+                f"the GPU ran out of memory with `training.batch_size {training.batch_size}`: try {training.batch_size // 2}, "
+                f"or a lower `data.device_share` (now {self.config.data.device_share:g}) so that images stay in RAM"
+            ) from None
+
+    def _run_to_end(self) -> Run:
         started = time.monotonic()
         config = self.config
         _prepare_torch(self.device)
@@ -186,7 +209,8 @@ class _Job:
             self.stop_signal,
             self.team,
         )
-        delivery = trainer.fit()
+        with self.stop_signal.deferred():
+            delivery = trainer.fit()
         outputs = self._predict(trainer, TARGET, "predicting the target")
         weights = {name: tensor.clone() for name, tensor in self.method.state_dict().items()}
         metrics = self._metrics(trainer, outputs, delivery)
@@ -212,7 +236,7 @@ class _Job:
     def _predict(self, trainer: Trainer, statistics: int, what: str) -> Outputs:
         everything = np.arange(len(self.target.rows))
         self.reporter.start(what, len(everything))
-        outputs = trainer.predict(TARGET, everything, statistics)
+        outputs = trainer.predict(TARGET, everything, statistics, exact=True)
         self.reporter.advance(len(everything))
         self.reporter.finish()
         return outputs
@@ -238,109 +262,6 @@ def _prepare_torch(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = True
 
 
-def _create_method(config: Config, num_classes: int, from_scratch: bool = False) -> AdaptationMethod:
-    """`from_scratch`: weights will be loaded over, so none are fetched."""
-    model = replace(config.model, weights="none") if from_scratch else config.model
-    network = create_network(model, config.data.image_size, num_classes, config.training.seed)
-    return methods.discover()[config.method_name](network, config.method)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Of N images, in the order they were given."""
-
-    labels: list[str]
-    probabilities: NDArray[np.float32]
-    """N x C, columns in the order of the model's `classes`."""
-    sigma: NDArray[np.float32] | None
-    """Certainty; None for a method without one."""
-
-
-class Model:
-    """A run's model, ready to predict. `classes`: the names of its labels, in order."""
-
-    def __init__(self, method: AdaptationMethod, classes: list[str], config: Config, device: torch.device) -> None:
-        self.method, self.classes, self.config, self.device = method, classes, config, device
-
-    @property
-    def info(self) -> BackboneInfo:
-        return self.method.network.info
-
-    def predict(self, images: Any, batch_size: int = 256) -> Prediction:
-        """`images`: paths, PIL images, or a uint8 tensor N x H x W x 3 or N x 3 x H x W; or one path or PIL image."""
-        outputs = self.outputs(images, batch_size)
-        return Prediction([self.classes[i] for i in outputs.labels_N], outputs.probabilities_NC, outputs.sigma_N)
-
-    def outputs(self, images: Any, batch_size: int = 256, statistics: int = TARGET) -> Outputs:
-        if isinstance(images, str | Path | Image.Image):
-            images = [images]
-        if len(images) == 0:
-            sigma = (
-                np.empty(0, np.float32)
-                if self.method.sigma(torch.zeros(1, self.info.dim, device=self.device)) is not None
-                else None
-            )
-            return Outputs(np.empty((0, len(self.classes)), np.float32), sigma)
-        chunks = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
-        return run_batches(self.method, map(self._view, chunks), statistics)
-
-    def _view(self, images: Any) -> Tensor:
-        size = cache_size(self.info.image_size)
-        if isinstance(images, Tensor):
-            pixels = _tensor_pixels(images, size)
-        else:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                pixels = torch.from_numpy(np.stack(list(pool.map(lambda image: self._pixels(image, size), images))))
-        return test_view(pixels.to(self.device), self.info.image_size, self.info.mean, self.info.std)
-
-    def _pixels(self, image: Any, size: int) -> NDArray[np.uint8]:
-        most = self.config.data.max_megapixels
-        try:
-            if isinstance(image, Image.Image):
-                return square(image, size, most)
-            return decode(Path(image).read_bytes(), size, most)
-        except OSError as error:
-            raise UserError(f"cannot read {image}: {error.strerror}") from None
-        except UnreadableImage as error:
-            raise UserError(f"{image} is no image that can be read: {error}") from None
-
-
-def _tensor_pixels(images: Tensor, size: int) -> Tensor:
-    if images.dtype != torch.uint8 or images.ndim != 4 or 3 not in (images.shape[1], images.shape[3]):
-        raise UserError(
-            f"expected a uint8 tensor N x 3 x H x W or N x H x W x 3, found {images.dtype} {tuple(images.shape)}"
-        )
-    channels_first = images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(
-        channels_first.float(), (size, size), mode="bilinear", antialias=True, align_corners=False
-    )
-    return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-
-
-def load(run: str | Path, device: str = "auto", which: str = "model") -> Model:
-    """The model a run delivered; `which="pretrained"`: as it was before adaptation."""
-    folder = RunFolder(run)
-    if not folder.holds_a_run:
-        raise UserError(f"{folder.path} holds no run (no config.yaml)")
-    weights = folder.model if which == "model" else folder.pretrained
-    if not weights.exists():
-        raise UserError(
-            f"the run {folder.path} is not complete; go on with it by `certvol adapt --resume {folder.path}`"
-        )
-    config = resolve_settings(config_file=folder.config)
-    try:
-        about = read_about(weights)
-        classes, mode = about["classes"], about["norm"]
-        tensors = load_file(weights)
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise UserError(f"{weights} is damaged or no weights of certvol: {error}") from None
-    method = _create_method(config, len(classes), from_scratch=True)
-    load_into(method, tensors, str(weights))
-    method.network.domains.mode = mode
-    place = pick_device(device)
-    return Model(method.to(place).eval(), classes, config, place)
-
-
 def evaluate(
     run: str | Path, data: str | Path, device: str = "auto", reporter: Reporter | None = None
 ) -> dict[str, Any]:
@@ -349,61 +270,21 @@ def evaluate(
     model = load(run, device)
     config = model.config
     images = open_target(str(data), cache_size(model.info.image_size), config.data, reporter)
+    if images.failures:
+        path, reason = images.failures[0]
+        reporter.warn(f"{len(images.failures)} unreadable images were left out, such as {path} ({reason})")
     true_N = folder_labels(images.paths, model.classes)
     if true_N is None:
+        stray = next(path for path in sorted(images.paths) if folder_labels([path], model.classes) is None)
         raise UserError(
-            f"{data} tells no labels: every image should lie in a folder named like one of the run's "
+            f"{data} does not tell all labels: {printable(stray)} lies in no folder named like one of the run's "
             f"{len(model.classes)} classes, such as {model.classes[0]}/; `certvol predict` needs no labels"
         )
     found: dict[str, Any] = {}
-    for name, which, statistics in (("source_only", "pretrained", SOURCE), ("adapted", "model", TARGET)):
-        model = load(run, device, which)
+    for name, statistics in (("source_only", SOURCE), ("adapted", TARGET)):
+        model = load(run, device, "pretrained" if name == "source_only" else "model")
         store = PixelStore(images.pixels, images.rows, model.device, config.data.device_share)
         views = Views(store, store, model.info, config.augment)
         batches = views.test_batches(TARGET, np.arange(len(store)), 256)
         found[name] = figures(run_batches(model.method, batches, statistics).labels_N, true_N, model.classes)
     return {"run": str(run), "data": str(data), **found}
-
-
-def predict_files(
-    model: Model, paths: list[str], reporter: Reporter
-) -> tuple[list[str], Outputs, list[tuple[str, str]]]:
-    """(readable files, their outputs, unreadable ones with the reason). Memory does not grow with the number of files."""
-    readable: list[str] = []
-    failures: list[tuple[str, str]] = []
-    size = cache_size(model.info.image_size)
-
-    def pixels(path: str) -> NDArray[np.uint8] | str:
-        try:
-            return decode(Path(path).read_bytes(), size, model.config.data.max_megapixels)
-        except (OSError, UnreadableImage) as error:
-            return str(error)
-
-    def batches() -> Iterator[Tensor]:
-        reporter.start("predicting", len(paths))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for start in range(0, len(paths), PREDICT_BATCH):
-                chunk = paths[start : start + PREDICT_BATCH]
-                kept = []
-                for path, found in zip(chunk, pool.map(pixels, chunk), strict=True):
-                    if isinstance(found, str):
-                        failures.append((path, found))
-                    else:
-                        kept.append(found)
-                        readable.append(path)
-                reporter.advance(len(chunk))
-                if kept:
-                    images = torch.from_numpy(np.stack(kept)).to(model.device)
-                    yield test_view(images, model.info.image_size, model.info.mean, model.info.std)
-        reporter.finish()
-
-    outputs = run_batches(model.method, batches(), TARGET)
-    return readable, outputs, failures
-
-
-def accept(run: str | Path, outputs: Outputs, coverage: float) -> NDArray[np.bool_]:
-    """Images at least as certain as the most certain `coverage` of the run's own target, by sigma or else by probability."""
-    column, values = ("probability", outputs.confidence_N) if outputs.sigma_N is None else ("sigma", outputs.sigma_N)
-    target = np.array([float(value) for value in read_column(RunFolder(run).predictions, column)])
-    threshold = np.quantile(target, 1 - coverage, method="lower")
-    return np.asarray(values >= threshold)

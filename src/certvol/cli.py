@@ -8,11 +8,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from certvol.errors import CertvolError, UserError
+from certvol.errors import CertvolError, Interrupted, UserError
+from certvol.stopping import StopSignal
 
 SETTINGS_HELP = """any setting: --section.field value, such as --training.cycles 40 --method.num_samples 128;
 `certvol list settings` names them all, RUN/config.yaml holds those of a run"""
@@ -101,13 +103,10 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _fail(
-                f"no space left while writing {error.filename or 'a file'}; free some, then go on with --resume", 1
-            )
-        if error.filename is not None and error.strerror is not None:
-            return _fail(f"{error.strerror}: {error.filename}", 1)
-        raise
+        if error.filename is None or error.strerror is None:
+            raise
+        reason = "no space left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror.lower()
+        return _fail(f"{reason}: {error.filename}. A run that was under way goes on with `certvol adapt --resume`", 2)
 
 
 def _fail(message: str, code: int) -> int:
@@ -172,23 +171,32 @@ def _near_option(name: str) -> list[str]:
     return difflib.get_close_matches(name, options, n=1)
 
 
-class _StopSignal:
-    """Ctrl-C or SIGTERM is remembered, so that the step under way can end and be saved. A second Ctrl-C stops at once."""
+class _Signals(StopSignal):
+    """Ctrl-C and SIGTERM: at once, or remembered where the step under way must end first. A second one always acts at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.waits = False
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._remember)
+            signal.signal(number, self._receive)
 
-    def _remember(self, number: int, frame: Any) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+    def _receive(self, number: int, frame: Any) -> None:
+        if not self.waits or self.received is not None:
+            raise Interrupted("stopped", 128 + number)
         self.received = number
         if _rank() == 0:
             print("certvol: stopping after this step ...", file=sys.stderr)
 
     def __call__(self) -> int | None:
         return self.received
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
 
 def _adapt(options: argparse.Namespace) -> int:
@@ -200,9 +208,8 @@ def _adapt(options: argparse.Namespace) -> int:
         value = getattr(options, flag[2:])
         if value is not None:
             settings[field] = value
-    if settings.get("model.weights") not in (None, "none"):
-        settings["model.weights"] = str(Path(settings["model.weights"]).expanduser().absolute())
-    if options.resume is not None and (settings or options.source or options.target or options.out or options.config):
+    others = (options.source, options.target, options.out, options.config, options.preset)
+    if options.resume is not None and (settings or any(other is not None for other in others)):
         raise UserError("--resume goes on with a run as it was begun: give no other options with it")
     finished = api.adapt(
         options.source,
@@ -212,7 +219,7 @@ def _adapt(options: argparse.Namespace) -> int:
         preset=options.preset,
         config=options.config,
         reporter=ConsoleReporter(),
-        stop_signal=_StopSignal(),
+        stop_signal=_Signals(),
         **settings,
     )
     if _rank() == 0:
@@ -226,17 +233,18 @@ def _closing_words(run: Any) -> None:
     if run.metrics is not None:
         print_table("target accuracy, %", ["", "all images", "mean of classes"], accuracy_rows(run.metrics))
     print(f"delivered: {run.delivery.model} ({run.delivery.why})")
-    print(f"predictions, with a certainty for every image: {run.path / 'predictions.csv'}")
+    print(f"predictions for every target image: {run.path / 'predictions.csv'}")
 
 
 def _demo(options: argparse.Namespace) -> int:
     from certvol import demo
     from certvol.console import ConsoleReporter, percent, print_table
 
-    accuracies = demo.run(Path(options.out), options.seed, ConsoleReporter(), _StopSignal())
+    accuracies = demo.run(Path(options.out), options.seed, ConsoleReporter(), _Signals())
     rows = [[name, percent(value)] for name, value in accuracies.items()]
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
-    print(f"each run, with its predictions and certainties, is in {Path(options.out)}/<method>/")
+    print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
+    print(f"each run, with a prediction for every image, is in {Path(options.out)}/<method>/")
     return 0
 
 
@@ -306,7 +314,7 @@ def _image_paths(images: Sequence[str]) -> list[str]:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from certvol import api
+    from certvol import model
     from certvol.console import ConsoleReporter
     from certvol.tables import predictions_csv
 
@@ -314,12 +322,16 @@ def _predict(options: argparse.Namespace) -> int:
         raise UserError(f"--coverage is a share above 0 and at most 1, found {options.coverage}")
     reporter = ConsoleReporter()
     paths = _image_paths(options.images)
-    model = api.load(options.run, options.device)
-    readable, outputs, failures = api.predict_files(model, paths, reporter)
+    loaded = model.load(options.run, options.device)
+    if options.coverage is not None and not (Path(options.run) / "predictions.csv").exists():
+        raise UserError(f"--coverage needs {options.run}/predictions.csv, which is missing")
+    readable, outputs, failures = model.predict_files(loaded, paths, reporter)
+    if not readable:
+        raise UserError(f"none of the {len(paths)} files can be read (such as {failures[0][0]}: {failures[0][1]})")
     accepted = None
     if options.coverage is not None:
-        accepted = api.accept(options.run, outputs, options.coverage)
-    _write_out(Path(options.out), predictions_csv(readable, model.classes, outputs, accepted))
+        accepted = model.accept(options.run, outputs, options.coverage)
+    _write_out(Path(options.out), predictions_csv(readable, loaded.classes, outputs, accepted))
     for path, reason in failures[:5]:
         reporter.warn(f"skipped {path}: {reason}")
     skipped = f", {len(failures)} unreadable skipped" if failures else ""

@@ -292,13 +292,20 @@ def resolve(
     given = {**(file or {}), **(overrides or {})}
     from_preset = PRESETS[preset][1]
     name = given.pop("method.name", "cvp")
+    others = {f"method.{f.name}": other for other, cls in methods.items() for f in dataclasses.fields(cls)}
     if name not in methods:
         known = sorted(methods)
         raise UserError(f"there is no method `{name}`{nearest(str(name), known)} (methods: {', '.join(known)})")
     sections = {"method": methods[name], **SECTIONS}
     known_settings = [f"{s}.{f.name}" for s, cls in sections.items() for f in dataclasses.fields(cls)]
-    for key in given:
-        if key not in known_settings:
+    for key in list(given):
+        if key in known_settings:
+            continue
+        if key in others and key not in (overrides or {}):
+            del given[key]  # a file that was written for another method
+        elif key in others:
+            raise UserError(f"`{key}` is a setting of the method {others[key]}, not of {name}")
+        else:
             raise UserError(f"unknown setting `{key}`{nearest(key, [*known_settings, 'method.name'])}")
     merged = {**{key: value for key, value in from_preset.items() if key in known_settings}, **given}
     parsed = {section: _typed(section, cls, merged) for section, cls in sections.items()}
@@ -346,8 +353,9 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
-    "training.grad_clip training.checkpoint_seconds data.workers data.device_share data.holdout model.dropout "
-    "augment.rotate augment.shear augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
+    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent guard.spread "
+    "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
+    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
 ).split()
 _BELOW_ONE = "data.holdout model.dropout training.mc_dropout training.momentum".split()
 
@@ -365,6 +373,12 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"`{key}` should be below 1, found {flat[key]}")
     if flat["training.batch_size"] < 4:
         raise UserError(f"`training.batch_size` should be 4 or more, found {flat['training.batch_size']}")
+    if flat["training.batch_size"] > 2**16:
+        raise UserError(f"`training.batch_size` should be {2**16} or less, found {flat['training.batch_size']}")
+    if flat["data.holdout"] > 0.5:
+        raise UserError(
+            f"`data.holdout` should be at most 0.5, to leave images to train on; found {flat['data.holdout']}"
+        )
     if flat["augment.crop_area"] > 1:
         raise UserError(f"`augment.crop_area` is a share of the image, at most 1; found {flat['augment.crop_area']}")
     if flat["training.labelling_share"] > 1:

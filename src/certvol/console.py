@@ -95,7 +95,9 @@ def printable(text: str) -> str:
 
 
 def accuracy_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    """Of the pretrained model, and of the adapted one where there is another."""
+    adapted = metrics.get("delivered", {}).get("model") != "pretrained"
+    names = [("source only", "source_only"), *([("adapted", "adapted")] if adapted else [])]
     return [
-        [name, percent(metrics[key]["accuracy"]), percent(metrics[key]["mean_class_accuracy"])]
-        for name, key in (("source only", "source_only"), ("adapted", "adapted"))
+        [name, percent(metrics[key]["accuracy"]), percent(metrics[key]["mean_class_accuracy"])] for name, key in names
     ]

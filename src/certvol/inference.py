@@ -79,6 +79,8 @@ def run_batches(
                 sigma_N = method.sigma(features_ND)
             if sigma_N is not None:
                 sigmas.append(sigma_N)
+    if not probabilities:
+        return Outputs(np.empty((0, method.network.num_classes), np.float32), None)
     return Outputs(
         torch.cat(probabilities).cpu().numpy(),
         torch.cat(sigmas).float().cpu().numpy() if sigmas else None,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Probabilities = NDArray[np.float32]
 _TINY = 1e-12
 CLEARLY = 0.05
+SPREADING, STILL_ALIKE = 1.3, 0.75
 
 
 def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -66,6 +67,23 @@ def signs_of_collapse(
     if right is not None and right_before is not None and right < least_source_accuracy * right_before:
         signs.append(f"accuracy on held-out source images has fallen to {right:.0%}, from {right_before:.0%}")
     return signs
+
+
+def sign_of_spreading(scores: Mapping[str, float | None], pretrained: Mapping[str, float | None]) -> str | None:
+    """In words, where predictions now use far more classes than the pretrained model's did.
+
+    That is success where the shift between the domains had hidden classes, and ruin where the target lacks them: no score
+    without labels tells the two apart, so a person must.
+    """
+    now, before = scores["classes_in_use"], pretrained["classes_in_use"]
+    agree = scores["agreement_with_pretrained"]
+    if now is None or before is None or agree is None or now < SPREADING * before or agree > STILL_ALIKE:
+        return None
+    return (
+        f"predictions now use {now:.1f} classes, the pretrained model's {before:.1f}, and the two agree on {agree:.0%} of the "
+        "images. If the target lacks classes of the source or has few images of them, adaptation has done harm: look at some "
+        "predictions, and compare with `--method source_only`"
+    )
 
 
 def choose_mode(mixed: float | None, per_domain: float | None, num_classes: int) -> int:

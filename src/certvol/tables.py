@@ -17,14 +17,17 @@ from certvol.training.checkpoint import write_atomically
 def predictions_csv(
     paths: list[str], classes: list[str], outputs: Outputs, accepted: NDArray[np.bool_] | None = None
 ) -> str:
-    """path,label,probability,sigma, in the order of the paths; sigma is empty for a method without one."""
+    """path,label,probability,sigma, in the order of the paths; sigma is empty for a method without one.
+
+    Nine digits, so that a threshold read back is the float it was.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["path", "label", "probability", "sigma", *(["accepted"] if accepted is not None else [])])
     labels, confidence = outputs.labels_N, outputs.confidence_N
     for i in sorted(range(len(paths)), key=paths.__getitem__):
-        sigma = "" if outputs.sigma_N is None else f"{outputs.sigma_N[i]:.6g}"
-        row = [paths[i], classes[labels[i]], f"{confidence[i]:.6g}", sigma]
+        sigma = "" if outputs.sigma_N is None else f"{outputs.sigma_N[i]:.9g}"
+        row = [paths[i], classes[labels[i]], f"{confidence[i]:.9g}", sigma]
         writer.writerow(row + ([str(bool(accepted[i])).lower()] if accepted is not None else []))
     return text.getvalue()
 

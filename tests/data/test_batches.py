@@ -126,3 +126,18 @@ def test_hold_out_takes_the_same_share_of_every_class_and_spares_small_ones() ->
     assert sorted([*kept, *held]) == list(range(114))
     assert hold_out(labels, 3, 0.0, seed=0)[1].size == 0
     assert hold_out(np.zeros(10_000, dtype=np.int64), 1, 0.5, seed=0, most=100)[1].size == 100
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95, 0.999])
+def test_hold_out_never_takes_a_whole_class(share: float) -> None:
+    labels = np.repeat([0, 1, 2], [100, 5, 7])
+    kept, _ = hold_out(labels, 3, share, seed=0)
+    assert (np.bincount(labels[kept], minlength=3) > 0).all()
+
+
+def test_a_class_without_images_is_an_error_not_an_endless_search() -> None:
+    shape = batch_shape(16, 2)
+    with pytest.raises(ValueError, match="without images"):
+        plan_source_cycle(
+            [np.arange(5), np.array([], dtype=np.int64)], np.array([[0, 1]]), shape, np.random.default_rng(0)
+        )

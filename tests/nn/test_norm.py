@@ -118,7 +118,7 @@ def test_target_statistics_are_the_plain_average_over_batches() -> None:
     norm.install(backbone, domains)
     batches = [torch.randn(16, 2, 3, 3) + i for i in range(4)]
     domains.whole_batch = norm.TARGET
-    norm.estimate_target_statistics(backbone, batches, backbone)
+    norm.estimate_target_statistics(backbone, batches)
     layer = next(norm.domain_layers(backbone))
     assert torch.allclose(
         layer.running_mean_2C[norm.TARGET], torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0), atol=1e-5
@@ -136,3 +136,14 @@ def test_target_starts_where_the_source_is() -> None:
     for pair in (layer.running_mean_2C, layer.running_var_2C, layer.weight_SC, layer.bias_SC):
         assert torch.equal(pair[0], pair[1])
     assert replace(domains).apart
+
+
+def test_a_smaller_last_batch_weighs_less() -> None:
+    torch.manual_seed(0)
+    domains = norm.Domains(mode="per_domain", whole_batch=norm.TARGET)
+    backbone = nn.Sequential(nn.BatchNorm2d(2))
+    norm.install(backbone, domains)
+    images = torch.randn(10, 2, 3, 3)
+    norm.estimate_target_statistics(backbone, [images[:8], images[8:] + 5])
+    expected = (8 * images[:8].mean((0, 2, 3)) + 2 * (images[8:] + 5).mean((0, 2, 3))) / 10
+    assert torch.allclose(next(norm.domain_layers(backbone)).running_mean_2C[norm.TARGET], expected, atol=1e-5)

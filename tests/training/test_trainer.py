@@ -14,6 +14,7 @@ import certvol
 from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.methods import discover
 from certvol.reporting import Silent
+from certvol.stopping import StopSignal
 from certvol.training.checkpoint import read_about
 from images import HUES, tiny, write_domain
 
@@ -118,8 +119,8 @@ def test_flat_class_and_shuffled_folders_give_the_same_weights(folders: tuple[Pa
         assert (run / "metrics.json").exists() == (name == "shuffled")
 
 
-class StopAt:
-    """A stop signal at the n-th step."""
+class StopAt(StopSignal):
+    """A stop signal at the n-th time it is asked."""
 
     def __init__(self, step: int, number: int = 15) -> None:
         self.left, self.number = step, number
@@ -262,6 +263,32 @@ def test_a_learning_rate_out_of_reach_stops_the_run_and_keeps_a_good_state(
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("method", ["source_only", "cvp"])
+def test_weights_ruined_by_the_last_step_are_not_delivered_nor_kept(
+    method: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The loss is taken before the step, so it alone would not tell."""
+    settings = tiny(method__name=method, training__learning_rate=1e30, training__pretrain_steps=1)
+    with pytest.raises(RunFailed, match="no longer finite"):
+        certvol.adapt(*folders, out=tmp_path / "run", **settings)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
+def test_the_last_good_state_is_finite(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from certvol.training import trainer as module
+
+    monkeypatch.setattr(module, "pretraining_rate", lambda settings: monkeypatch_rates.pop(0))
+    monkeypatch_rates = [0.01] * 20 + [1e30] * 40
+    settings = tiny(training__pretrain_steps=60, training__checkpoint_seconds=0)
+    with pytest.raises(RunFailed, match="The last good state is in"):
+        certvol.adapt(*folders, out=tmp_path / "run", **settings)
+    states = list((tmp_path / "run" / "checkpoint").glob("state-*.safetensors"))
+    assert states
+    assert all(value.isfinite().all() for state in states for value in load_file(state).values())
+
+
 def test_a_dead_sigma_is_said(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from certvol.methods.cvp import Method
 
@@ -315,6 +342,47 @@ def test_the_guard_can_fail_the_run(
     _collapsing(monkeypatch, after_cycle=0)
     with pytest.raises(RunFailed, match=r"collapsed at cycle 2.*pretrained model is kept"):
         certvol.adapt(*folders, out=tmp_path / "stop", **tiny(guard__action="stop"))
+    with pytest.raises(RunFailed, match="collapsed at cycle 2"):
+        certvol.adapt(resume=tmp_path / "stop")
+
+
+def test_the_guard_can_fail_the_run_where_every_trial_collapsed(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    settings = tiny(model__norm="auto", guard__action="stop", guard__patience=1, guard__spread=1.5)
+    with pytest.raises(RunFailed, match="collapsed at cycle 1"):
+        certvol.adapt(*folders, out=tmp_path / "run", **settings)
+
+
+@pytest.mark.parametrize("images", [1, 2, 17])
+@pytest.mark.parametrize("norm", ["per_domain", "auto"])
+def test_a_target_of_few_images(images: int, norm: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    for number, file in enumerate(sorted(folders[1].rglob("*.png"))[:images]):
+        shutil.copy(file, tmp_path / "target" / f"{number}.png")
+    run = certvol.adapt(
+        folders[0], tmp_path / "target", out=tmp_path / "run", **tiny(model__norm=norm, training__batch_size=16)
+    )
+    assert (run.path / "predictions.csv").read_text().count("\n") == images + 1
+
+
+def test_a_target_that_lacks_classes_is_warned_of(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """One class alone: class-balanced batches force predictions apart, and the user must hear of it."""
+    shutil.copytree(folders[1] / "sky", tmp_path / "target" / "sky")
+    ear = Ear()
+    run = certvol.adapt(
+        folders[0],
+        tmp_path / "target",
+        out=tmp_path / "run",
+        reporter=ear,
+        **tiny(training__pretrain_steps=60, training__cycles=20),
+    )
+    assert run.metrics is not None
+    harmed = run.metrics["adapted"]["accuracy"] < run.metrics["source_only"]["accuracy"] - 0.25
+    assert any("lacks classes" in text for text in ear.warned) or not harmed
+
+
+def test_trial_states_are_removed_once_a_mode_is_chosen(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(model__norm="auto"))
+    assert sorted(p.name for p in (run.path / "checkpoint").iterdir() if p.is_dir()) == []
 
 
 def test_the_guard_can_only_warn(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

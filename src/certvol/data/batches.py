@@ -59,11 +59,14 @@ class _Drawer:
     """Hands out a class's images without replacement: first in the order given, then in fresh random orders."""
 
     def __init__(self, pool: Indices, rng: np.random.Generator) -> None:
+        """An empty pool has nothing to take."""
         self.pool, self.rng, self.left = pool, rng, pool
 
     def take(self, count: int) -> Indices:
         taken = self.left[:count]
         self.left = self.left[count:]
+        if len(taken) < count and len(self.pool) == 0:
+            raise ValueError("a class without images cannot be drawn from")
         while len(taken) < count:
             self.left = self.rng.permutation(self.pool)
             missing = count - len(taken)
@@ -123,7 +126,7 @@ def hold_out(labels: Indices, num_classes: int, share: float, seed: int, most: i
     rng = numpy_generator(seed, "holdout")
     held = []
     for positions in by_class(labels, num_classes):
-        count = max(1, round(share * len(positions))) if share > 0 and len(positions) >= 5 else 0
+        count = max(1, int(share * len(positions))) if share > 0 and len(positions) >= 5 else 0
         held.append(rng.permutation(positions)[:count])
     out = np.sort(np.concatenate(held)) if held else np.empty(0, dtype=np.int64)
     if len(out) > most:

@@ -34,6 +34,10 @@ class Method(AdaptationMethod):
         sigma: Tensor = self.sigma_head(features_ND)
         return sigma
 
+    @property
+    def term_weights(self) -> dict[str, float]:
+        return {"samples_ce": self.config.samples_weight}
+
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         mu_ND = self.network.features(batch.images_NCHW)
         sigma_N = self.sigma(mu_ND)
@@ -43,7 +47,7 @@ class Method(AdaptationMethod):
             samples_NMD = sample_features(mu_ND, sigma_N, batch.noise(mu_ND, self.config.num_samples))
             samples_ce_N = samples_cross_entropy(self.network.classifier(samples_NMD), batch.labels_N)
         if self.config.samples_weight > 0:
-            terms["samples_ce"] = self.config.samples_weight * samples_ce_N.mean()
+            terms["samples_ce"] = samples_ce_N.mean()
         if self.config.antagonistic:
             terms["antagonistic"] = antagonistic(sigma_N, samples_ce_N, self.network.num_classes).mean()
         return terms

@@ -58,7 +58,15 @@ class AdaptationMethod(nn.Module, ABC):
 
     @abstractmethod
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars by name; their sum is minimised."""
+        """Scalars by name, as they are logged; their sum, weighted by `term_weights`, is minimised."""
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Of the terms whose weight is not 1."""
+        return {}
+
+    def loss(self, terms: dict[str, Tensor]) -> Tensor:
+        return torch.stack([self.term_weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
 
     def sigma(self, features_ND: Tensor) -> Tensor | None:
         """Certainty of each image, where the method has one."""

@@ -10,6 +10,7 @@ from certvol.config import ModelConfig
 from certvol.nn import norm
 from certvol.nn.backbones import BackboneInfo, create_backbone, last_block
 from certvol.nn.heads import Classifier
+from certvol.seeding import torch_seed
 
 
 class Network(nn.Module):
@@ -59,7 +60,7 @@ class Network(nn.Module):
             self.domains.num_source, self.domains.whole_batch = before
 
 
-def create_network(config: ModelConfig, image_size: int | None, num_classes: int, seed: int) -> Network:
-    torch.manual_seed(seed)
-    backbone, info = create_backbone(config.backbone, config.weights, image_size)
-    return Network(backbone, info, num_classes, config)
+def seeded_backbone(config: ModelConfig, image_size: int | None, seed: int) -> tuple[nn.Module, BackboneInfo]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "backbone"))
+        return create_backbone(config.backbone, config.weights, image_size)

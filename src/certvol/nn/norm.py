@@ -9,7 +9,7 @@ All modes are one layer with one layout of weights, so that the mode can change 
 are ordered source first; the network's `Domains` says how many they are, or whose a whole evaluation batch is.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,19 +118,19 @@ def copy_source_to_target(backbone: nn.Module) -> None:
 
 
 @torch.no_grad()
-def estimate_target_statistics(
-    backbone: nn.Module, batches: Iterable[Tensor], forward: Callable[[Tensor], Tensor]
-) -> None:
-    """Before the first target image is trained on: the plain average over `batches` of target images."""
+def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Before the first target image is trained on: the average over `batches` of target images, by their sizes."""
     layers = list(domain_layers(backbone))
     momentum = [layer.momentum for layer in layers]
     was_training = backbone.training
     backbone.eval()
-    for number, images_NCHW in enumerate(batches):
+    seen = 0
+    for images_NCHW in batches:
+        seen += len(images_NCHW)
         for layer in layers:
             layer.train()
-            layer.momentum = 1 / (number + 1)
-        forward(images_NCHW)
+            layer.momentum = len(images_NCHW) / seen
+        backbone(images_NCHW)
     for layer, before in zip(layers, momentum, strict=True):
         layer.momentum = before
     backbone.train(was_training)

@@ -7,6 +7,7 @@ or tampered with is noticed by that checksum, and the one before it is used.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from certvol.errors import RunFailed
@@ -31,11 +32,16 @@ class State:
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is whole or as before, whatever happens meanwhile."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # a failed write does not say where
+        raise
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
@@ -43,12 +49,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
     `about` goes into the file's header under one key: with several, their order there would differ from run to run.
     """
-    temporary = path.with_name(path.name + ".part")
     header = {"certvol": json.dumps(dict(about), sort_keys=True)} if about is not None else None
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, header)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, header))
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -78,6 +80,14 @@ class Checkpoints:
         except (OSError, ValueError):
             return []
         return entries if isinstance(entries, list) else []
+
+    @property
+    def exist(self) -> bool:
+        return bool(self._entries())
+
+    def remove(self) -> None:
+        if self.writes:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def save(self, state: State) -> None:
         if not self.writes:

@@ -94,18 +94,34 @@ class RunFolder:
     def finished(self) -> bool:
         return self.model.exists()
 
-    def create(self) -> None:
-        """A new run: refused where the folder holds another one, or files of any other kind."""
+    def check_free(self) -> None:
+        """Refused for a new run: a folder that holds another one, or files of any other kind."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            kept = [entry.name for entry in self.path.iterdir() if entry.name != "lock"]
+            kept = sorted(entry.name for entry in self.path.iterdir() if entry.name != "lock")
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise UserError(f"cannot use {self.path} for the run: {error.strerror}") from None
         if self.holds_a_run:
             way_on = "it is complete" if self.finished else f"go on with it by `certvol adapt --resume {self.path}`"
             raise UserError(f"{self.path} holds another run ({way_on}); give a new folder as --out")
         if kept:
-            raise UserError(f"{self.path} is not empty (found {sorted(kept)[0]}); give a new folder as --out")
+            raise UserError(f"{self.path} is not empty (found {kept[0]}); give a new folder as --out")
+
+    def create(self) -> None:
+        self.check_free()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot use {self.path} for the run: {error.strerror}") from None
+
+    def note_resumption(self, environment: dict[str, Any]) -> None:
+        """A run may go on elsewhere than it began."""
+        try:
+            before = json.loads(self.environment.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = {}
+        self.write_json(self.environment, {**before, "resumed": [*before.get("resumed", []), environment]})
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -76,7 +76,7 @@ class Stepper:
         # Processes' gradients are averaged: a larger share than theirs weighs more.
         weight = len(batch.rows) * self.team.size / batch.total
         self.optimizer.zero_grad(set_to_none=True)
-        loss = torch.stack(list(terms.values())).sum()
+        loss = self.method.loss(terms)
         (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
         if self.settings.grad_clip > 0:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)

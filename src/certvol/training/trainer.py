@@ -36,7 +36,8 @@ from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator, torch_generator, torch_seed
-from certvol.selection import choose_mode, label_free_scores
+from certvol.selection import choose_mode, label_free_scores, sign_of_spreading
+from certvol.stopping import StopSignal
 from certvol.training.checkpoint import (
     Checkpoints,
     State,
@@ -99,7 +100,7 @@ class Trainer:
         reporter: Reporter,
         about: dict[str, Any],
         fingerprints: dict[str, str],
-        stop_signal: Callable[[], int | None] = lambda: None,
+        stop_signal: StopSignal,
         team: Team | None = None,
     ) -> None:
         self.run, self.config, self.method, self.views = run, config, method, views
@@ -138,6 +139,9 @@ class Trainer:
         self._resume()
         if self.position.phase == "pretrain":
             self._pretrain()
+            self._look(
+                0, SOURCE
+            )  # a step may have ruined the model after its loss was taken: better known before it is kept
             self._write_weights(self.run.pretrained)
             self._begin_adaptation()
         if self.position.phase == "trial":
@@ -175,20 +179,22 @@ class Trainer:
         self._save()
 
     def _start_in_mode(self) -> None:
-        """Statistics of the mode, a look at the model as it is, and a fresh optimiser where the settings ask for one."""
+        """A look at the pretrained model, then statistics of the mode, and a fresh optimiser where the settings ask for one."""
+        outputs = self._look(0, SOURCE)
+        self.guard.start(self._scores(outputs))
+        self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
         self.network.domains.mode = self.position.mode
         if self.network.domains.apart:
             norm.copy_source_to_target(self.network.backbone)
             order = numpy_generator(self.seed, "statistics").permutation(len(self.views.target))
             images = order[: STATISTICS_BATCHES * self.settings.batch_size]
-            with self.network.rows_of(domain=TARGET), mixed_precision(self.device, self.bf16):
-                batches = self.views.test_batches(TARGET, images, self.settings.batch_size)
-                norm.estimate_target_statistics(self.network.backbone, batches, self.network.features)
+            if len(images) > 1:  # one image alone has no statistics: the source's then stay
+                even = math.ceil(len(images) / math.ceil(len(images) / self.settings.batch_size))
+                with self.network.rows_of(domain=TARGET), mixed_precision(self.device, self.bf16):
+                    batches = self.views.test_batches(TARGET, images, even)
+                    norm.estimate_target_statistics(self.network.backbone, batches)
         if self.settings.fresh_optimizer:
             self.stepper.new_optimizer()
-        outputs = self._look(0)
-        self.guard.start(self._scores(outputs))
-        self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
 
     def _choose_mode(self) -> None:
         """Runs the first cycles in each normalisation mode, and goes on from where the better one stands."""
@@ -218,6 +224,8 @@ class Trainer:
         self.journal.adopt(self.run.trial_journal(chosen))
         self.position.phase = "adapt"
         self._save()
+        for side in ("start", *(f"trial-{mode}" for mode in TRIAL_MODES)):
+            self._side_state(side).remove()
 
     def _adapt(self, until_cycle: int) -> None:
         total = self.settings.cycles * self.cycle_steps
@@ -251,30 +259,32 @@ class Trainer:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
             self.position.collapse = signs
-            if self.config.guard.action == "stop" and self.position.phase == "adapt":
-                self._save()
-                raise RunFailed(
-                    f"adaptation has collapsed at cycle {cycle} ({'; '.join(signs)}); the pretrained model is kept in "
-                    f"{self.run.pretrained}. Another `model.norm` or a lower `training.learning_rate` may help"
-                )
 
     def _deliver(self) -> Delivery:
         position, last = self.position, self.position.cycle
+        of_source: norm.Mode = "frozen" if self.network.domains.mode == "frozen" else "mixed"
         if not self.method.adapts or self.settings.cycles == 0:
-            self.network.domains.mode = "mixed"
-            return Delivery("pretrained", "this run does not adapt", "mixed")
+            self.network.domains.mode = of_source
+            return Delivery("pretrained", "this run does not adapt", of_source)
         if not position.collapse:
+            if (sign := sign_of_spreading(self.guard.last, self.guard.pretrained)) is not None:
+                self.reporter.warn(sign)
             return Delivery("last", f"cycle {last}, the last one", position.mode)
         reason = "; ".join(position.collapse)
+        if self.config.guard.action == "stop":
+            raise RunFailed(
+                f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
+                "Another `model.norm` or a lower `training.learning_rate` may help"
+            )
         self.team.wait()
         if self.guard.best_cycle is not None:
             load_into(self.method, load_file(self.run.journal.best_weights), self.run.journal.best_weights.name)
             why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
             return Delivery(f"cycle {self.guard.best_cycle}", why, position.mode)
         load_into(self.method, load_file(self.run.pretrained), self.run.pretrained.name)
-        self.network.domains.mode = "mixed"
+        self.network.domains.mode = of_source
         return Delivery(
-            "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", "mixed"
+            "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
         )
 
     # --- a cycle -------------------------------------------------------------------------------------------------------
@@ -288,6 +298,8 @@ class Trainer:
 
         def label_chunk(chunk_N: Indices, number: int) -> Indices:
             """Each process labels its share of the chunk; all file the whole of it."""
+            if (signal := self.team.agree(self.stop_signal())) is not None:
+                self._stop(signal)
             return np.asarray(self.team.gather(label_share(chunk_N[self.team.share(len(chunk_N))], number)))
 
         def label_share(images_N: Indices, number: int) -> Indices:
@@ -348,7 +360,7 @@ class Trainer:
             "cycle": self.position.cycle + 1 if adapting else 0,
             "step": place + 1,
             "lr": learning_rate,
-            "loss": sum(values.values()),
+            "loss": sum(self.method.term_weights.get(name, 1.0) * value for name, value in values.items()),
             **values,
         }
         notes = [f"loss {line['loss']:.2f}"]
@@ -370,26 +382,27 @@ class Trainer:
     def _check_finite(self, values: dict[str, float], place: int) -> None:
         for name, value in values.items():
             if not math.isfinite(value):
-                raise RunFailed(
-                    f"loss term `{name}` became {value} at step {place + 1} of {self.position.phase}: lower "
-                    f"`training.learning_rate` (now {self.stepper.optimizer.param_groups[0]['lr']:g}) or set "
-                    f"`training.grad_clip 10`. The last good state is kept in {self.run.checkpoints.folder}"
-                )
+                raise RunFailed(self._ruined(f"at step {place + 1} of {self.position.phase} loss term `{name}` is"))
+
+    def _ruined(self, what: str) -> str:
+        kept = f" The last good state is in {self.run.checkpoints.folder}." if self.run.checkpoints.exist else ""
+        return (
+            f"{what} no longer finite: lower `training.learning_rate` (now {self.settings.learning_rate:g}) or set "
+            f"`training.grad_clip 10`.{kept}"
+        )
 
     # --- looking at the model ------------------------------------------------------------------------------------------
 
-    def predict(self, domain: int, images_N: Indices, statistics: int) -> Outputs:
-        """`statistics`: whose normalisation to use, where domains are kept apart."""
+    def predict(self, domain: int, images_N: Indices, statistics: int, exact: bool = False) -> Outputs:
+        """`statistics`: whose normalisation to use, where domains are kept apart. `exact`: in full precision."""
         batches = self.views.test_batches(domain, images_N[self.team.share(len(images_N))], self.eval_batch)
-        return gathered(run_batches(self.method, batches, statistics, self.bf16), self.team)
-
-    def _look(self, cycle: int) -> Outputs:
-        outputs = self.predict(TARGET, self.watched, TARGET)
+        outputs = gathered(run_batches(self.method, batches, statistics, self.bf16 and not exact), self.team)
         if not np.isfinite(outputs.probabilities_NC).all():
-            raise RunFailed(
-                f"the model's predictions are no longer finite after cycle {cycle}: lower `training.learning_rate` "
-                f"(now {self.settings.learning_rate:g}). The last good state is kept in {self.run.checkpoints.folder}"
-            )
+            raise RunFailed(self._ruined("the model's predictions are"))
+        return outputs
+
+    def _look(self, cycle: int, statistics: int = TARGET) -> Outputs:
+        outputs = self.predict(TARGET, self.watched, statistics)
         if cycle == 0:
             self.pretrained_NC = outputs.probabilities_NC
         return outputs
@@ -471,17 +484,26 @@ class Trainer:
             f"going on from {self.position.phase}, cycle {self.position.cycle}, step {self.position.step}"
         )
 
+    def _check_weights(self) -> None:
+        """Before anything is written that others build on."""
+        weights = [tensor for tensor in self.method.state_dict().values() if tensor.is_floating_point()]
+        if not bool(torch.stack([tensor.isfinite().all() for tensor in weights]).all()):
+            raise RunFailed(self._ruined("the model's weights are"))
+
     def _write_weights(self, path: Path) -> None:
+        self._check_weights()
         if self.team.main:
             write_tensors(path, self.method.state_dict(), self.about)
 
     def _save(self) -> None:
+        self._check_weights()
         self.team.average(norm.statistics(self.network.backbone))
         try:
             self.run.checkpoints.save(self._state())
         except OSError as error:
-            raise RunFailed(
-                f"cannot write the checkpoint: {error.strerror or error}; the one before it is kept"
+            raise UserError(
+                f"cannot write the checkpoint: {error.strerror or error}; the one before it is kept. When the cause is mended, "
+                f"go on with `certvol adapt --resume {self.run.path}`"
             ) from None
         self.saved_at = time.monotonic()
 

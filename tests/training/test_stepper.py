@@ -1,0 +1,44 @@
+"""The trainer's own step, against SGD written out."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from certvol.config import AugmentConfig, TrainingConfig
+from certvol.data.batches import CyclePlan
+from certvol.data.store import PixelStore
+from certvol.training.distributed import Team
+from certvol.training.stepper import Stepper
+from certvol.training.views import Views
+from methods.test_contract import CLASSES, make_method
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_a_step_is_sgd_with_nesterov_momentum_and_weight_decay(clip: float) -> None:
+    rng = np.random.default_rng(0)
+    pixels, rows = rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8), np.arange(20)
+    method = make_method("cvp", num_samples=4).train()
+    twin = copy.deepcopy(method)
+    store = PixelStore(pixels, rows, torch.device("cpu"), 0.5)
+    views = Views(store, store, method.network.info, AugmentConfig())
+    settings = TrainingConfig(momentum=0.9, weight_decay=0.01, grad_clip=clip)
+    plan = CyclePlan(
+        rng.integers(0, 20, (2, 16)), np.tile(np.arange(16) % CLASSES, (2, 1)), np.array([8, 8], dtype=np.int64)
+    )
+    stepper = Stepper(method, views, settings, Team(), bf16=False)
+    momentum = {name: torch.zeros_like(p) for name, p in twin.named_parameters()}
+    for index, learning_rate in enumerate((0.01, 0.002)):
+        _, batch = stepper.step(plan, index, index, 0.0, True, learning_rate)
+        _, again = Stepper(twin, views, settings, Team(), bf16=False).step(plan, index, index, 0.0, True, 0.0)
+        assert torch.equal(batch.images_NCHW, again.images_NCHW)
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in twin.parameters()))
+        assert clip == 0 or norm <= clip * 1.001
+        with torch.no_grad():
+            for name, p in twin.named_parameters():
+                gradient = p.grad + 0.01 * p
+                momentum[name] = gradient if index == 0 else 0.9 * momentum[name] + gradient
+                p -= learning_rate * (gradient + 0.9 * momentum[name])
+        for (name, mine), theirs in zip(method.named_parameters(), twin.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6), name
