@@ -143,9 +143,9 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def median_seconds(self, call: Callable[[], Any]) -> float:
-        """Of one call: the median over repeats, each of as many calls as hide the waiting for the device."""
-        calls = 10 if self.device.type == "cuda" else 1
+    def median_seconds(self, call: Callable[[], Any], gpu_calls: int = 1) -> float:
+        """Of one call: the median over repeats, on a GPU each of `gpu_calls`, as many as hide the waiting for it."""
+        calls = gpu_calls if self.device.type == "cuda" else 1
         for _ in range(calls):
             call()
         self.wait()

@@ -95,12 +95,12 @@ class ConventionalLoop:
             method.parameters(), t.learning_rate, t.momentum, weight_decay=t.weight_decay, nesterov=t.momentum > 0
         )
 
-    def cycle(self, steps: int) -> float:
-        """Seconds of a whole cycle: labels for the whole target, a plan, the steps."""
+    def cycle(self, steps: int) -> tuple[float, float]:
+        """Seconds of a whole cycle (labels for the whole target, a plan, the steps), and images labelled per second."""
         started = time.perf_counter()
-        labels_N, _ = self.label()
+        labels_N, labelled_per_second = self.label()
         self.train(self.plan(labels_N, steps))
-        return time.perf_counter() - started
+        return time.perf_counter() - started, labelled_per_second
 
     def label(self, batch_size: int = 256) -> tuple[Indices, float]:
         """Pseudo-labels of the whole target, and images per second once every worker is busy."""

@@ -77,6 +77,8 @@ class ModelConfig:
     """Any timm name, or small_cnn."""
     weights: str | None = None
     """A .safetensors or .pth file; null: the hub's, for a timm backbone; none: from scratch."""
+    hub: bool = True
+    """False: weights are never downloaded; those in the local cache of the hub still serve."""
     norm: NormMode = "auto"
     """Statistics of BatchNorm: mixed, per_domain (own statistics), dsbn (own affine too), frozen, auto (a trial decides)."""
     train: Literal["all", "last_block", "head"] = "all"

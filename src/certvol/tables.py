@@ -13,6 +13,13 @@ from certvol.inference import Outputs
 from certvol.metrics import accuracy, mean_class_accuracy, per_class_accuracy
 from certvol.training.checkpoint import write_atomically
 
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _no_formula(cell: str, mark: str) -> str:
+    """A cell that a spreadsheet would run starts with `mark` instead."""
+    return mark + cell if cell.startswith(FORMULA_SIGNS) else cell
+
 
 def predictions_csv(
     paths: list[str], classes: list[str], outputs: Outputs, accepted: NDArray[np.bool_] | None = None
@@ -27,7 +34,8 @@ def predictions_csv(
     labels, confidence = outputs.labels_N, outputs.confidence_N
     for i in sorted(range(len(paths)), key=paths.__getitem__):
         sigma = "" if outputs.sigma_N is None else f"{outputs.sigma_N[i]:.9g}"
-        row = [paths[i], classes[labels[i]], f"{confidence[i]:.9g}", sigma]
+        # With ./ before it a path still leads to the file.
+        row = [_no_formula(paths[i], "./"), _no_formula(classes[labels[i]], "'"), f"{confidence[i]:.9g}", sigma]
         writer.writerow(row + ([str(bool(accepted[i])).lower()] if accepted is not None else []))
     return text.getvalue()
 

@@ -302,3 +302,14 @@ def test_last_block_is_found_without_feature_info_too(name: str, part: str) -> N
 def test_last_block_of_a_module_without_weights_is_an_error() -> None:
     with pytest.raises(ValueError, match="no stages"):
         last_block(nn.Sequential(nn.ReLU()))
+
+
+def test_downloads_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is asked of the network."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("certvol.nn.backbones._within_deadline", never)
+    with pytest.raises(UserError, match=r"`model\.hub` is false"):
+        create_backbone("resnet18.a1_in1k", None, None, download=False)

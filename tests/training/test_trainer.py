@@ -298,6 +298,17 @@ def test_a_dead_sigma_is_said(folders: tuple[Path, Path], tmp_path: Path, monkey
     assert [text for text in ear.warned if "sigma of the source has collapsed" in text]
 
 
+def test_an_exploding_sigma_is_said(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from certvol.methods.cvp import Method
+
+    monkeypatch.setattr(Method, "sigma", lambda self, features: features.sum(1) * 0 + 50)
+    ear = Ear()
+    certvol.adapt(*folders, out=tmp_path / "run", reporter=ear, **tiny())
+    assert [text for text in ear.warned if "sigma of the source has grown to 50.0" in text]
+
+
 def _collapsing(monkeypatch: pytest.MonkeyPatch, after_cycle: int) -> None:
     """From that cycle on, labels all fall onto one class, and training on them is made to show at once."""
     from certvol.training import trainer as module

@@ -49,8 +49,12 @@ def describe(name: str, image_size: int | None) -> BackboneInfo:
     return _describe_timm(name, image_size)
 
 
-def create_backbone(name: str, weights: str | None, image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
-    """`weights`: a file; None for the hub's (`small_cnn`, which has none there: random); "none" for random ones."""
+def create_backbone(
+    name: str, weights: str | None, image_size: int | None, download: bool = True
+) -> tuple[nn.Module, BackboneInfo]:
+    """`weights`: a file; None for the hub's (`small_cnn`, which has none there: random); "none" for random ones.
+
+    `download`: False takes the hub's from the local cache or not at all."""
     file = weights if weights not in (None, NO_WEIGHTS) else None
     tensors = read_weights(file) if file is not None else None  # first of all: a wrong file is found without delay
     info = describe(name, image_size)
@@ -60,7 +64,7 @@ def create_backbone(name: str, weights: str | None, image_size: int | None) -> t
             _load(module, tensors, name, str(file))
         return module, info
     if weights is None:
-        return _create_timm(name, image_size, hub_tensors=_hub_weights(name)), info
+        return _create_timm(name, image_size, hub_tensors=_hub_weights(name, download)), info
     module = _create_timm(name, image_size)
     if tensors is not None:
         _load(module, tensors, name, str(file))
@@ -229,7 +233,7 @@ def _converted(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tenso
 # Weights from the hub
 
 
-def _hub_weights(name: str) -> dict[str, Tensor]:
+def _hub_weights(name: str, download: bool) -> dict[str, Tensor]:
     """The pretrained weights of a name: out of the local cache without asking anybody, else fetched into it."""
     cfg = _timm_cfg(name)
     if not cfg.hf_hub_id and not cfg.url:
@@ -239,10 +243,10 @@ def _hub_weights(name: str) -> dict[str, Tensor]:
         raise UserError(
             f"the hub has no weights for `{name}`; {hint}give --weights FILE, or --weights none to train from scratch"
         )
-    return read_weights(_hub_file(name, cfg) if cfg.hf_hub_id else _url_file(name, str(cfg.url)))
+    return read_weights(_hub_file(name, cfg, download) if cfg.hf_hub_id else _url_file(name, str(cfg.url), download))
 
 
-def _hub_file(name: str, cfg: Any) -> Path:
+def _hub_file(name: str, cfg: Any, download: bool) -> Path:
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -254,6 +258,8 @@ def _hub_file(name: str, cfg: Any) -> Path:
         cached = huggingface_hub.try_to_load_from_cache(repo, file, revision=revision or None)
         if isinstance(cached, str):
             return Path(cached)
+    if not download:
+        raise _out_of_reach(name, NO_DOWNLOAD)
     if constants.HF_HUB_OFFLINE:
         raise _out_of_reach(name, "HF_HUB_OFFLINE is set, and they are not in the local cache")
     for file in files:
@@ -271,16 +277,19 @@ def _hub_file(name: str, cfg: Any) -> Path:
     raise _out_of_reach(name, f"no such file in {repo}")
 
 
+NO_DOWNLOAD = "`model.hub` is false, and they are not in the local cache"
 _HUB_FILES = ["model.safetensors", "pytorch_model.bin"]
 
 
-def _url_file(name: str, url: str) -> Path:
+def _url_file(name: str, url: str, download: bool) -> Path:
     """A few models are kept elsewhere than on the hub; their files go where torch.hub keeps its own."""
     import urllib.request
 
     target = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if target.exists():
         return target
+    if not download:
+        raise _out_of_reach(name, NO_DOWNLOAD)
     try:
         request = urllib.request.Request(url, method="HEAD")
         _within_deadline(lambda: urllib.request.urlopen(request, timeout=HUB_DEADLINE_SECONDS).close())

@@ -63,4 +63,4 @@ class Network(nn.Module):
 def seeded_backbone(config: ModelConfig, image_size: int | None, seed: int) -> tuple[nn.Module, BackboneInfo]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "backbone"))
-        return create_backbone(config.backbone, config.weights, image_size)
+        return create_backbone(config.backbone, config.weights, image_size, config.hub)

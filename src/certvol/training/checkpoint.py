@@ -38,9 +38,30 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a failed write does not say where
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the new name outlives a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """A line of JSON. Lines behind the last checkpoint are cut off on resuming, so a torn one does no harm."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        error.filename = str(path)
         raise
 
 
@@ -79,7 +100,9 @@ class Checkpoints:
             entries = json.loads((self.folder / POINTER).read_text())
         except (OSError, ValueError):
             return []
-        return entries if isinstance(entries, list) else []
+        if not isinstance(entries, list):
+            return []
+        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("number"), int)]
 
     @property
     def exist(self) -> bool:
@@ -108,11 +131,13 @@ class Checkpoints:
         """The newest whole checkpoint, None where there is none; and a warning for each that was passed over."""
         warnings: list[str] = []
         for entry in self._entries():
-            name = Path(str(entry.get("file", ""))).name  # never a path that leads elsewhere
+            name = Path(str(entry.get("file", ""))).name or "?"  # never a path that leads elsewhere
             path = self.folder / name
             try:
                 if _digest(path) != entry["blake2b"]:
                     raise ValueError("its checksum is wrong")
+                if not isinstance(entry["facts"], dict):
+                    raise ValueError("its facts are missing")
                 return State(load_file(path), entry["facts"]), warnings
             except (OSError, ValueError, KeyError, SafetensorError) as error:
                 warnings.append(f"checkpoint {name} cannot be used ({error}); trying the one before it")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from certvol.errors import UserError
-from certvol.training.checkpoint import Checkpoints, write_atomically, write_tensors
+from certvol.training.checkpoint import Checkpoints, append_line, write_atomically, write_tensors
 
 
 class Journal:
@@ -26,11 +26,8 @@ class Journal:
         self.best_weights = cycles_folder / "best-mutual_information.safetensors"
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
-        if not self.writes:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if self.writes:
+            append_line(path, line)
 
     def log(self, line: Mapping[str, Any]) -> None:
         self._append(self.history, line)
@@ -145,7 +142,5 @@ class RunFolder:
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
     def note_time(self, line: Mapping[str, Any]) -> None:
-        if not self.writes:
-            return
-        with self.timing.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if self.writes:
+            append_line(self.timing, line)

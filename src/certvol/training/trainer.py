@@ -61,6 +61,7 @@ PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
 STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
 TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
 DEAD_SIGMA = 1e-3
+LARGEST_SIGMA = 3.0  # times log C, which is the most that the losses ask for
 CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 1024
 
 
@@ -370,6 +371,12 @@ class Trainer:
                 line[f"{name}_{domain}"] = median
                 if median is not None:
                     notes.append(f"{name if domain == 'source' else ''} {median:.2f} {domain}".strip())
+                    if name == "sigma" and median > LARGEST_SIGMA * math.log(self.num_classes):
+                        self._warn_once(
+                            f"step {place + 1}: sigma of the {domain} has grown to {median:.1f}, far above its largest target "
+                            f"log C = {math.log(self.num_classes):.1f}; a lower `training.learning_rate` may help",
+                            "large sigma",
+                        )
                     if name == "sigma" and median < DEAD_SIGMA:
                         self._warn_once(
                             f"step {place + 1}: sigma of the {domain} has collapsed to {median:.1e}, so it carries no certainty; "

@@ -1,0 +1,67 @@
+"""`benchmarks/speed.py` runs anywhere with --small, and one part that fails does not take the others with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPEED = Path(__file__).parents[1] / "benchmarks" / "speed.py"
+
+
+def _run(out: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    command = [sys.executable, SPEED, "--small", "--device", "cpu", "--seconds", "0.1", "--out", out, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_cheap_parts_give_figures_machine_and_commit(tmp_path: Path) -> None:
+    found, printed = _run(tmp_path / "speed.json", "--only", "labelling,cache,oscillation", "--commit", "abc")
+    assert found["commit"] == "abc"
+    assert found["machine"]["cores"] >= 1
+    assert {"device", "torch"} <= set(found["machine"])
+    assert set(found["parts"]) == {"labelling", "cache", "oscillation"}
+    assert found["parts"]["cache"]["images"] == 200
+    assert found["parts"]["cache"]["one_core"]["images_per_second"] > 0
+    assert found["parts"]["oscillation"]["seconds"] > 0
+    assert "building the cache" in printed
+
+
+def test_labelling_levels_off_and_an_absent_class_costs_the_whole_target(tmp_path: Path) -> None:
+    found, _ = _run(tmp_path / "speed.json", "--only", "labelling")
+    curve = {(p["steps"], p["target"], p["rarest"]): p for p in found["parts"]["labelling"]["curve"]}
+    assert all(p["share"] == 1 for (_, _, rarest), p in curve.items() if rarest == "absent")
+    assert curve[50, 72_000, "2 %"]["most_share"] <= 0.25
+    assert curve[5, 72_000, "2 %"]["most_share"] <= 0.05
+    assert curve[50, 72_000, "2 %"]["forwarded"] < 1.1 * curve[50, 50_000, "2 %"]["forwarded"]
+    # 12 classes, 50 steps of 64: nothing less than what is drawn can do, rounded up to chunks.
+    assert 50 * 64 <= curve[50, 72_000, "balanced"]["forwarded"] <= 50 * 64 + 3 * found["parts"]["labelling"]["chunk"]
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    words = ("--only", "cache,oscillation,whole_run", "--images", str(tmp_path / "empty"))
+    found, printed = _run(tmp_path / "speed.json", *words, code=1)
+    assert set(found["parts"]) == {"oscillation"}
+    assert "no image" in found["failed"]["cache"]
+    assert "end_to_end" in found["failed"]["whole_run"]
+    assert "failed: cache" in printed
+
+
+@pytest.mark.slow
+def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
+    found, printed = _run(tmp_path / "speed.json")
+    assert found["failed"] == {}
+    parts = found["parts"]
+    assert parts["steps"]["cvp M=64"]["step_time_to_basic"] > 1
+    for name in ("basic", "cvp M=64"):
+        trained = parts["end_to_end"][name]
+        assert 0 < trained["images_per_second"] < trained["images_per_second_without_labelling"]
+        assert trained["cycles_timed"] == found["sizes"]["cycles"] - 1
+    assert parts["conventional"]["cvp M=64"]["cycle_seconds"] > 0
+    assert parts["whole_run"]["balanced"]["seconds"] < parts["whole_run"]["absent"]["seconds"]
+    assert len(found["bars"]) == 11
+    assert "EXTRAPOLATED" in printed
