@@ -1,7 +1,7 @@
 """How fast certvol is, and how much faster than the conventional way: one command, tables on stdout, all figures as JSON.
 
     python benchmarks/speed.py --images FOLDER --out benchmarks/H200.json    # a GPU: ResNet-50, 224 px, batches of 128
-    python benchmarks/speed.py --small                                       # any machine, about a minute
+    python benchmarks/speed.py --small                                       # any machine, well below a minute
 
 Each part is a function of its own; one that fails is reported with its reason, and the others go on.
 """

@@ -12,7 +12,7 @@ SPEED = Path(__file__).parents[1] / "benchmarks" / "speed.py"
 
 
 def _run(out: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
-    command = [sys.executable, SPEED, "--small", "--device", "cpu", "--seconds", "0.1", "--out", out, *words]
+    command = [sys.executable, str(SPEED), "--small", "--device", "cpu", "--seconds", "0.1", "--out", str(out), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
     return json.loads(out.read_text()), done.stdout

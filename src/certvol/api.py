@@ -30,8 +30,9 @@ from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, read_json, write_text
 from certvol.training.checkpoint import load_into, read_about, write_tensors
 from certvol.training.distributed import Team, join_team
+from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
-from certvol.training.trainer import Delivery, Trainer
+from certvol.training.trainer import Trainer
 from certvol.training.views import Views
 
 WEIGHTS_FORMAT = "certvol/1"

@@ -8,9 +8,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +29,12 @@ from certvol.data.batches import (
     plan_source_cycle,
 )
 from certvol.errors import Interrupted, RunFailed, UserError
-from certvol.inference import Outputs, mc_dropout_probabilities, mixed_precision, run_batches
+from certvol.inference import Outputs, mixed_precision, run_batches
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
-from certvol.seeding import numpy_generator, torch_generator, torch_seed
+from certvol.seeding import numpy_generator
 from certvol.selection import choose_mode, label_free_scores, sign_of_spreading
 from certvol.stopping import StopSignal
 from certvol.training.checkpoint import (
@@ -50,7 +49,9 @@ from certvol.training.checkpoint import (
 )
 from certvol.training.distributed import Team, gathered
 from certvol.training.guard import Guard, Scores
-from certvol.training.pseudo_labels import Filed, file_by_label
+from certvol.training.labeller import Labeller
+from certvol.training.position import Delivery, Position
+from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
 from certvol.training.stepper import Stepper
@@ -63,31 +64,6 @@ TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
 DEAD_SIGMA = 1e-3
 LARGEST_SIGMA = 3.0  # times log C, which is the most that the losses ask for
 CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 1024
-
-
-@dataclass
-class Position:
-    """Where a run stands. `cycle` and `step` count what is done: of the phase, and of the cycle under way."""
-
-    phase: Literal["pretrain", "trial", "adapt", "done"] = "pretrain"
-    mode: norm.Mode = "mixed"
-    cycle: int = 0
-    step: int = 0
-    trial: str | None = None
-    """The normalisation mode on trial."""
-    trial_scores: dict[str, float | None] = field(default_factory=dict)
-    """Of each normalisation mode tried; None where it collapsed."""
-    collapse: list[str] = field(default_factory=list)
-    """Signs in words, where the guard ended adaptation."""
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """Which model a run delivers, and why. `mode` is the normalisation it predicts with."""
-
-    model: str
-    why: str
-    mode: norm.Mode
 
 
 class Trainer:
@@ -130,6 +106,7 @@ class Trainer:
         self.plan: CyclePlan | None = None
         self.pretrained_NC: NDArray[np.float32] | None = None
         self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
+        self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
 
@@ -294,41 +271,18 @@ class Trainer:
         return class_visits(self.num_classes, self.shape.classes, first_step, steps, self.seed, stream)
 
     def _label(self, cycle: int, visits_SK: Indices) -> Filed:
-        """Pseudo-labels by the model as it is, with stored statistics."""
-        settings = self.settings
-
-        def label_chunk(chunk_N: Indices, number: int) -> Indices:
-            """Each process labels its share of the chunk; all file the whole of it."""
-            if (signal := self.team.agree(self.stop_signal())) is not None:
-                self._stop(signal)
-            return np.asarray(self.team.gather(label_share(chunk_N[self.team.share(len(chunk_N))], number)))
-
-        def label_share(images_N: Indices, number: int) -> Indices:
-            if len(images_N) == 0:
-                return images_N
-            augmented = settings.label_view == "augmented"
-            generator = (
-                torch_generator("cpu", self.seed, "label.view", cycle, number, self.team.rank) if augmented else None
-            )
-            view = self.views.target_view(images_N, generator)
-            if settings.pseudo_labels == "argmax":
-                return run_batches(self.method, iter([view]), TARGET, self.bf16).labels_N
-            seed = torch_seed(self.seed, "label.dropout", cycle, number, self.team.rank)
-
-            def head(features_ND: Tensor, _: int) -> Tensor:
-                return mc_dropout_probabilities(self.method, features_ND, settings.mc_passes, settings.mc_dropout, seed)
-
-            return run_batches(self.method, iter([view]), TARGET, self.bf16, head).labels_N
-
-        order = numpy_generator(self.seed, "label.order", cycle).permutation(len(self.views.target))
-        needed_C = images_needed(visits_SK, self.num_classes, self.shape)
-        order = order[: math.ceil(settings.labelling_share * len(order))]
-        everything = settings.labelling == "full" or self.method.labels_whole_target
-        filed = file_by_label(label_chunk, order, needed_C, self.eval_batch * self.team.size, everything)
+        filed = self.labeller.label(cycle, images_needed(visits_SK, self.num_classes, self.shape), self._stop_if_asked)
         in_use = int((filed.counts_C > 0).sum())
         if in_use < max(2, self.num_classes / 2):
             self._warn_once(f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {self.num_classes} classes", "few")
         return filed
+
+    def _stop_if_asked(self) -> None:
+        """All processes together. What is in memory now is what a resumed run goes on from."""
+        if (signal := self.team.agree(self.stop_signal())) is not None:
+            self._save()
+            self.team.part()
+            raise Interrupted(f"stopped; go on with `certvol adapt --resume {self.run.path}`", 128 + signal)
 
     def _train_cycle(self, plan: CyclePlan, first: int, total: int, rate: Callable[[float], float]) -> None:
         self.method.train()
@@ -345,9 +299,7 @@ class Trainer:
                 self._log(terms, batch, place, learning_rate)
                 if not whole:
                     self._save_if_due()
-            if (signal := self.team.agree(self.stop_signal())) is not None:
-                self._check_finite(self.stepper.averaged(terms, batch), place)
-                self._stop(signal)
+            self._stop_if_asked()
         self.position.cycle, self.position.step, self.plan = self.position.cycle + 1, 0, None
         self.team.average(norm.statistics(self.network.backbone))
 
@@ -518,8 +470,3 @@ class Trainer:
         due = self.team.main and time.monotonic() - self.saved_at > self.settings.checkpoint_seconds
         if self.team.agree(1 if due else None) is not None:
             self._save()
-
-    def _stop(self, signal: int) -> None:
-        self._save()
-        self.team.part()
-        raise Interrupted(f"stopped; go on with `certvol adapt --resume {self.run.path}`", 128 + signal)

@@ -1,0 +1,481 @@
+"""Kills `certvol adapt` with SIGKILL, over and over, resumes it, and compares the bytes it ends with.
+
+    python tests/chaos/driver.py --kills 100 --seed 0 --out docs/reliability.md
+
+A chain is one run: started, killed a few times, and at last let finish. It passes where every compared file is, byte for byte,
+that of a run that nobody disturbed. Half of the kills come at a random moment of the process's life, the others are aimed at
+moments that are short and delicate: while the cache is built, between two phases, inside the writing of a file.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+CYCLES, TRIAL_CYCLES = 6, 2
+SETTINGS = {
+    "model.backbone": "small_cnn",
+    "model.norm": "auto",  # a trial of both modes is part of the run
+    "data.image_size": 8,
+    "training.pretrain_steps": 60,
+    "training.cycles": CYCLES,
+    "training.cycle_steps": 6,
+    "training.batch_size": 24,
+    "training.log_every": 3,
+    "training.learning_rate": 0.01,
+    "training.device": "cpu",
+    "training.checkpoint_seconds": 0,
+    "guard.trial_cycles": TRIAL_CYCLES,
+}
+COMPARED = (
+    "model.safetensors pretrained.safetensors predictions.csv history.jsonl metrics.json cycles/scores.jsonl"
+).split()
+PHASES = ("start-up", "cache", "pretrain", "trial", "adapt", "prediction")
+BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
+PATIENCE = 180.0  # seconds until a process counts as stuck
+POLL = 0.0004
+# A block of a few images, so that a build that is killed leaves finished blocks behind.
+SMALL_BLOCKS = (
+    "from certvol.data import cache, reading\n"
+    "cache.BLOCK_BYTES, reading._TASK_BYTES = 16 * 300, 4 * 300\n"
+    "from certvol.__main__ import main\n"
+    "main()"
+)
+
+
+class NotAsExpected(AssertionError):
+    """A run that was killed did not go on as it should."""
+
+
+def words_of(settings: dict[str, object]) -> list[str]:
+    return [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What all runs of one method share: the images and the settings."""
+
+    root: Path
+    method: str
+    settings: dict[str, object] = field(default_factory=lambda: dict(SETTINGS))
+
+    @property
+    def source(self) -> Path:
+        return self.root / "source"
+
+    @property
+    def target(self) -> Path:
+        return self.root / "target"
+
+    def play(self, name: str) -> "Play":
+        """A run that has not begun, with a cache of its own."""
+        return Play(self, self.root / f"{self.method}-{name}", self.root / f"{self.method}-{name}.cache")
+
+
+@dataclass(frozen=True)
+class Play:
+    """One run and its cache, which any number of processes work on, one after the other."""
+
+    scene: Scene
+    run: Path
+    cache: Path
+
+    def begin_words(self) -> list[str]:
+        scene = self.scene
+        places = ["--source", str(scene.source), "--target", str(scene.target), "--out", str(self.run)]
+        return ["adapt", *places, "--method", scene.method, *words_of(scene.settings)]
+
+    def next_words(self) -> list[str]:
+        """What a user gives next: a run that has not begun is started, another resumed."""
+        begun = (self.run / "config.yaml").exists()
+        return ["adapt", "--resume", str(self.run)] if begun else self.begin_words()
+
+    def start(self, words: Sequence[str] | None = None, small_blocks: bool = False) -> "Process":
+        how = ["-c", SMALL_BLOCKS] if small_blocks else ["-m", "certvol"]
+        return Process([sys.executable, *how, *(words or self.next_words())], self.cache, self.run)
+
+    def finish(self) -> "Process":
+        """Begins or resumes, and lets it come to its end."""
+        process = self.start()
+        process.wait()
+        if process.code != 0:
+            raise NotAsExpected(f"exit {process.code} instead of 0 of {' '.join(process.words)}\n{process.errors}")
+        return process
+
+    def results(self) -> dict[str, bytes | None]:
+        return {name: (self.run / name).read_bytes() if (self.run / name).exists() else None for name in COMPARED}
+
+    def latest(self) -> dict[str, object]:
+        """The newest checkpoint as `latest.json` tells of it; nothing where there is none."""
+        try:
+            entries = json.loads((self.run / "checkpoint" / "latest.json").read_text())
+            return dict(entries[0])
+        except (OSError, ValueError, IndexError):
+            return {}
+
+    def position(self) -> dict[str, object]:
+        facts = self.latest().get("facts", {})
+        return dict(facts["position"]) if isinstance(facts, dict) and "position" in facts else {}
+
+    def clear(self) -> None:
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.rmtree(self.cache, ignore_errors=True)
+
+
+class Process:
+    """`certvol`, on one thread, with what it says in a file: a pipe would be lost with it, or block it."""
+
+    def __init__(self, words: list[str], cache: Path, run: Path) -> None:
+        self.words = words
+        self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (it lives as long as the process)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CERTVOL_CACHE": str(cache)}
+        self.started = time.monotonic()
+        self.popen = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._said, env=environment)
+
+    @property
+    def errors(self) -> str:
+        return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        return self.popen.poll()
+
+    def wait(self) -> int:
+        return self.popen.wait(timeout=PATIENCE)
+
+    def until(self, happened: Callable[[], bool]) -> bool:
+        """True as soon as it happened; False where the process ended first."""
+        while self.popen.poll() is None:
+            if happened():
+                return True
+            if time.monotonic() - self.started > PATIENCE:
+                self.kill()
+                raise NotAsExpected(f"stuck for {PATIENCE:.0f} s: {' '.join(self.words)}\n{self.errors}")
+            time.sleep(POLL)
+        return False
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    @property
+    def trained(self) -> bool:
+        """Past start-up and decoding."""
+        return " source images in " in self.errors
+
+
+# --- moments ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill. `fresh_cache`: the decoded images are taken away first, so that the process has to make them again."""
+
+    name: str
+    came: Callable[[], bool]
+    fresh_cache: bool = False
+
+
+def there(*paths: Path) -> Callable[[], bool]:
+    return lambda: any(os.path.exists(path) for path in paths)  # noqa: PTH110 (asked thousands of times a second)
+
+
+def parts_in(folder: Path) -> Callable[[], bool]:
+    def found() -> bool:
+        try:
+            return any(name.endswith(".part") for name in os.listdir(folder))  # noqa: PTH208
+        except OSError:
+            return False
+
+    return found
+
+
+def building(cache: Path) -> Callable[[], bool]:
+    def found() -> bool:
+        try:
+            return any(name.endswith(".building") for name in os.listdir(cache))  # noqa: PTH208
+        except OSError:
+            return False
+
+    return found
+
+
+def delicate_moments(play: Play, adapts: bool, rng: random.Random) -> list[Moment]:
+    """Those that are still to come, in the order in which they come."""
+    run, checkpoint, cycles = play.run, play.run / "checkpoint", play.run / "cycles"
+
+    def being_written() -> Callable[[], bool]:
+        """The n-th checkpoint from here is half written."""
+        left, before, write = rng.randrange(1, 12), 0.0, parts_in(checkpoint)
+
+        def came() -> bool:
+            nonlocal left, before
+            if left > 0:
+                try:
+                    now = (checkpoint / "latest.json").stat().st_mtime
+                except OSError:
+                    return False
+                left, before = left - (now != before), now
+                return False
+            return write()
+
+        return came
+
+    moments = [
+        Moment("the cache is being built", building(play.cache), fresh_cache=True),
+        Moment("the run's folder is made", there(run / "lock")),
+        Moment("the run's settings are written", there(run / "config.yaml.part", run / "config.yaml")),
+        Moment("the first checkpoint", there(checkpoint / "latest.json.part", checkpoint / "latest.json")),
+        Moment("the pretrained weights", there(run / "pretrained.safetensors.part", run / "pretrained.safetensors")),
+    ]
+    if adapts:
+        last = cycles / f"{CYCLES:04d}.safetensors"
+        some = cycles / f"{rng.randrange(TRIAL_CYCLES + 1, CYCLES):04d}.safetensors"
+        moments += [
+            Moment("trials begin", there(checkpoint / "start")),
+            Moment("the first trial begins", there(cycles / "trial-mixed")),
+            Moment("the first trial ends", there(checkpoint / "trial-mixed")),
+            Moment("the second trial begins", there(cycles / "trial-per_domain")),
+            Moment("the second trial ends", there(checkpoint / "trial-per_domain")),
+            Moment("a trial is chosen", there(cycles / "scores.jsonl")),
+            Moment("a cycle ends", there(some)),
+            Moment("the last cycle ends", there(last)),
+        ]
+    moments += [
+        Moment("the predictions", there(run / "predictions.csv.part", run / "predictions.csv")),
+        Moment("the figures", there(run / "metrics.json.part", run / "metrics.json")),
+        Moment("the delivered weights", there(run / "model.safetensors.part")),
+    ]
+    coming = [moment for moment in moments if moment.fresh_cache or not moment.came()]
+    if play.position().get("phase") != "done":
+        coming.append(Moment("a checkpoint is half written", being_written()))
+    return coming
+
+
+def phase_of(play: Play, process: Process) -> str:
+    """Where the process stood when it died, by what it said and by its last checkpoint."""
+    if not process.trained:
+        return "cache" if building(play.cache)() else "start-up"
+    phase = str(play.position().get("phase", "pretrain"))
+    return "prediction" if phase == "done" else phase
+
+
+# --- chains ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kill:
+    method: str
+    chain: int
+    moment: str
+    phase: str
+    in_a_write: bool
+    """A file was half written."""
+
+
+@dataclass
+class Outcome:
+    kills: list[Kill] = field(default_factory=list)
+    chains: int = 0
+    problems: dict[int, str] = field(default_factory=dict)
+    """Of each chain that did not end as the undisturbed run."""
+    seconds: float = 0.0
+
+    @property
+    def identical(self) -> int:
+        """Kills after which the run ended with the same bytes."""
+        return sum(kill.chain not in self.problems for kill in self.kills)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The undisturbed run of a method."""
+
+    results: dict[str, bytes | None]
+    seconds: float
+    adapts: bool
+
+
+def undisturbed(scene: Scene) -> Whole:
+    play = scene.play("whole")
+    started = time.monotonic()
+    play.finish()
+    seconds = time.monotonic() - started
+    adapts = (play.run / "cycles" / "scores.jsonl").exists()
+    results = play.results()
+    play.clear()
+    return Whole(results, seconds, adapts)
+
+
+def kill_once(play: Play, whole: Whole, rng: random.Random, aimed: bool, method: str, chain: int) -> Kill | None:
+    """None where the process came to its end before the moment did."""
+    if aimed:
+        moment = rng.choice(delicate_moments(play, whole.adapts, rng))
+        after = rng.choice([0.0, 0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.05)])
+    else:
+        due = time.monotonic() + rng.uniform(0, whole.seconds)
+        moment, after = Moment("at random", lambda: time.monotonic() >= due), 0.0
+    if moment.fresh_cache:
+        shutil.rmtree(play.cache, ignore_errors=True)
+    process = play.start(small_blocks=moment.fresh_cache)
+    if process.until(moment.came):
+        time.sleep(after)
+        process.kill()
+    if process.code == 0:
+        return None
+    if process.code != -9:
+        raise NotAsExpected(f"exit {process.code} of {' '.join(process.words)}\n{process.errors}")
+    in_a_write = any(play.run.rglob("*.part")) or building(play.cache)()
+    return Kill(method, chain, moment.name, phase_of(play, process), in_a_write)
+
+
+def one_chain(scene: Scene, whole: Whole, rng: random.Random, number: int, most: int) -> tuple[list[Kill], str]:
+    """(kills, what was not as expected, or nothing) of one run."""
+    play = scene.play(f"chain-{number}")
+    kills: list[Kill] = []
+    try:
+        for _ in range(most):
+            kill = kill_once(play, whole, rng, aimed=rng.random() < 0.5, method=scene.method, chain=number)
+            if kill is None:
+                break
+            kills.append(kill)
+        play.finish()
+    except NotAsExpected as problem:
+        return kills, f"{problem} (kept in {play.run})"
+    other = [name for name, content in play.results().items() if content != whole.results[name]]
+    left = [str(path.relative_to(play.run)) for path in play.run.rglob("*.part")]
+    if other or left:
+        what = [f"other bytes in {', '.join(other)}"] * bool(other) + [f"left behind: {', '.join(left)}"] * bool(left)
+        return kills, f"{'; '.join(what)} (kept in {play.run})"
+    play.clear()
+    return kills, ""
+
+
+def write_images(root: Path) -> None:
+    sys.path.insert(0, str(TESTS))
+    from images import write_domain
+
+    write_domain(root / "source", per_class=40)
+    write_domain(root / "target", per_class=40, shift=20, seed=1)
+
+
+def chaos(
+    root: Path, methods: Sequence[str], kills: int, seed: int, say: Callable[[str], object] = lambda text: None
+) -> Outcome:
+    """At least `kills` kills, the methods in turn, chains of one to six kills each."""
+    rng, outcome, started = random.Random(seed), Outcome(), time.monotonic()
+    write_images(root)
+    scenes = {method: Scene(root, method) for method in methods}
+    wholes: dict[str, Whole] = {}
+    for method in _in_turn(methods):
+        if len(outcome.kills) >= kills:
+            break
+        if method not in wholes:
+            wholes[method] = undisturbed(scenes[method])
+            say(f"{method}: {wholes[method].seconds:.1f} s undisturbed")
+        most = min(rng.randint(1, 6), kills - len(outcome.kills))
+        done, problem = one_chain(scenes[method], wholes[method], rng, outcome.chains, most)
+        outcome.kills += done
+        if problem:
+            outcome.problems[outcome.chains] = problem
+        moments = ", ".join(f"{kill.phase} ({kill.moment})" for kill in done)
+        say(f"{len(outcome.kills)}/{kills} {method}: {problem or 'identical'} after {moments or 'no kill'}")
+        outcome.chains += 1
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def _in_turn(methods: Sequence[str]) -> Iterator[str]:
+    while True:
+        yield from methods
+
+
+# --- telling ---------------------------------------------------------------------------------------------------------------
+
+
+def commit() -> str:
+    """Of the code that ran, which need not be the code beside this file."""
+    import certvol
+
+    place = Path(certvol.__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(place), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = " with changes" if git("status", "--porcelain", "--", str(place)) else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
+
+
+def summary(outcome: Outcome, seed: int) -> str:
+    import torch
+
+    methods = sorted({kill.method for kill in outcome.kills})
+    counts = Counter((kill.method, kill.phase) for kill in outcome.kills)
+    rows = [
+        f"**{outcome.identical} of {len(outcome.kills)} kills: the run ended with the bytes of an undisturbed one.** "
+        f"{outcome.chains} runs of one to six kills each, {sum(kill.in_a_write for kill in outcome.kills)} kills while a file or "
+        "the cache was half written.",
+        "",
+        f"Commit `{commit()}`, {time.strftime('%Y-%m-%d')}, seed {seed}, {outcome.seconds / 60:.0f} minutes, CPU, one thread, "
+        f"torch {torch.__version__}, Python {platform.python_version()}.",
+        "",
+        "| killed in | " + " | ".join(f"`{method}`" for method in methods) + " | all |",
+        "|---|" + "---|" * (len(methods) + 1),
+    ]
+    for phase in PHASES:
+        each = [counts[method, phase] for method in methods]
+        rows.append(f"| {phase} | " + " | ".join(map(str, [*each, sum(each)])) + " |")
+    each = [sum(counts[method, phase] for phase in PHASES) for method in methods]
+    rows.append("| all | " + " | ".join(map(str, [*each, sum(each)])) + " |")
+    moments = Counter(kill.moment for kill in outcome.kills).most_common()
+    rows += ["", "Aimed at: " + ", ".join(f"{name} {count}" for name, count in moments) + "."]
+    rows += [f"- run {chain} differs: {problem.splitlines()[0]}" for chain, problem in outcome.problems.items()]
+    return "\n".join(rows)
+
+
+def put_between_markers(page: Path, text: str) -> None:
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{page} lacks the lines {BEGIN} and {END} between which the summary goes")
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> int:
+    from certvol.methods import discover
+
+    parser = argparse.ArgumentParser(description="kill `certvol adapt`, resume it, compare the bytes")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", default=",".join(discover()), help="comma-separated; all by default")
+    parser.add_argument("--out", type=Path, help="a page whose part between the markers becomes the summary")
+    parser.add_argument("--json", type=Path, help="every kill, as JSON")
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="certvol-chaos-"))
+    outcome = chaos(root, options.methods.split(","), options.kills, options.seed, lambda text: print(text, flush=True))
+    text = summary(outcome, options.seed)
+    print(f"\n{text}")
+    if options.out is not None:
+        put_between_markers(options.out, text)
+    if options.json is not None:
+        options.json.write_text(json.dumps(dataclasses.asdict(outcome), indent=1) + "\n", encoding="utf-8")
+    if not outcome.problems:
+        shutil.rmtree(root, ignore_errors=True)
+    return 1 if outcome.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
