@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from certvol import methods
 from certvol.config import Config, flatten, read_settings_file, resolve
@@ -28,7 +27,7 @@ from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, read_json, write_text
-from certvol.training.checkpoint import load_into, read_about, write_tensors
+from certvol.training.checkpoint import load_into, read_about, read_tensors, write_tensors
 from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
@@ -247,7 +246,7 @@ class _Job:
         true_N = folder_labels(self.target.paths, self.source.classes)
         if true_N is None:
             return None
-        load_into(self.method, load_file(self.run.pretrained), self.run.pretrained.name)
+        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         source_only = self._predict(trainer, SOURCE, "predicting with the pretrained model")
         return {
             "source_only": figures(source_only.labels_N, true_N, self.source.classes),

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from certvol.errors import RunFailed
+from certvol.errors import RunFailed, UserError
 
 POINTER = "latest.json"
 
@@ -56,12 +56,16 @@ def _sync_folder(folder: Path) -> None:
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """A line of JSON. Lines behind the last checkpoint are cut off on resuming, so a torn one does no harm."""
+    append(path, (json.dumps(line) + "\n").encode())
+
+
+def append(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with path.open("ab") as file:
+            file.write(data)
     except OSError as error:
-        error.filename = str(path)
+        error.filename = str(path)  # a failed write does not say where
         raise
 
 
@@ -72,6 +76,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     """
     header = {"certvol": json.dumps(dict(about), sort_keys=True)} if about is not None else None
     write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, header))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Weights of this run that it has written before."""
+    try:
+        return load_file(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunFailed(f"{path} is missing, damaged or no weights of certvol ({error}); start the run anew") from None
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -94,15 +106,25 @@ class Checkpoints:
     def __init__(self, folder: Path, writes: bool = True) -> None:
         """`writes`: False for a process that leaves writing to another."""
         self.folder, self.writes = folder, writes
+        self.sound: dict[str, Any] | None = None  # the entry last loaded or saved
 
     def _entries(self) -> list[dict[str, Any]]:
+        """The newest first. A pointer that cannot be read now is no missing one: beginning anew would overwrite what it names."""
+        pointer = self.folder / POINTER
         try:
-            entries = json.loads((self.folder / POINTER).read_text())
-        except (OSError, ValueError):
+            entries = json.loads(pointer.read_text())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(
+                f"cannot read the checkpoint {pointer}: {error.strerror or error}; resume when the cause is mended"
+            ) from None
+        except (ValueError, RecursionError):
             return []
         if not isinstance(entries, list):
             return []
-        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("number"), int)]
+        right = {"number": int, "file": str}
+        return [e for e in entries if isinstance(e, dict) and all(isinstance(e.get(k), t) for k, t in right.items())]
 
     @property
     def exist(self) -> bool:
@@ -116,12 +138,14 @@ class Checkpoints:
         if not self.writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        before = self._entries()[:1]
-        number = 1 + max((int(entry["number"]) for entry in before), default=0)
+        entries = self._entries()
+        before = [self.sound] if self.sound in entries else entries[:1]  # rather a sound one than a torn newer one
+        number = 1 + max((int(entry["number"]) for entry in entries), default=0)
         path = self.folder / f"state-{number:06d}.safetensors"
         write_tensors(path, state.tensors)
         entry = {"number": number, "file": path.name, "blake2b": _digest(path), "facts": state.facts}
         write_atomically(self.folder / POINTER, json.dumps([entry, *before], indent=1).encode())
+        self.sound = json.loads(json.dumps(entry))
         kept = {entry["file"], *(old["file"] for old in before)}
         for stale in self.folder.glob("state-*.safetensors*"):
             if stale.name not in kept:
@@ -130,7 +154,10 @@ class Checkpoints:
     def load(self) -> tuple[State | None, list[str]]:
         """The newest whole checkpoint, None where there is none; and a warning for each that was passed over."""
         warnings: list[str] = []
-        for entry in self._entries():
+        entries = self._entries()
+        if not entries and (self.folder / POINTER).exists():
+            warnings.append(f"the list of checkpoints {self.folder / POINTER} is damaged: beginning anew")
+        for entry in entries:
             name = Path(str(entry.get("file", ""))).name or "?"  # never a path that leads elsewhere
             path = self.folder / name
             try:
@@ -138,7 +165,9 @@ class Checkpoints:
                     raise ValueError("its checksum is wrong")
                 if not isinstance(entry["facts"], dict):
                     raise ValueError("its facts are missing")
-                return State(load_file(path), entry["facts"]), warnings
+                state = State(load_file(path), entry["facts"])
+                self.sound = entry
+                return state, warnings
             except (OSError, ValueError, KeyError, SafetensorError) as error:
                 warnings.append(f"checkpoint {name} cannot be used ({error}); trying the one before it")
         return None, warnings

@@ -12,14 +12,22 @@ import torch
 from numpy.typing import NDArray
 
 from certvol.errors import UserError
-from certvol.training.checkpoint import Checkpoints, append_line, write_atomically, write_tensors
+from certvol.training.checkpoint import Checkpoints, append, append_line, write_atomically, write_tensors
+
+
+def check_present(run: Path) -> None:
+    """Before folders are made in it: where the disk of a run was taken away, they would be made below its place."""
+    if not (run / "config.yaml").exists():
+        raise UserError(
+            f"the folder of the run, {run}, has gone; when it is back, go on with `certvol adapt --resume {run}`"
+        )
 
 
 class Journal:
     """What training writes line by line. Lines after the last checkpoint are cut off on resuming, and written again."""
 
-    def __init__(self, folder: Path, cycles_folder: Path, writes: bool = True) -> None:
-        self.writes = writes
+    def __init__(self, run: Path, folder: Path, cycles_folder: Path, writes: bool = True) -> None:
+        self.run, self.writes = run, writes
         self.history = folder / "history.jsonl"
         self.scores = cycles_folder / "scores.jsonl"
         self.cycles_folder = cycles_folder
@@ -27,6 +35,7 @@ class Journal:
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:
+            check_present(self.run)
             append_line(path, line)
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -56,8 +65,7 @@ class Journal:
         for mine, theirs in ((self.history, other.history), (self.scores, other.scores)):
             if theirs.exists():
                 mine.parent.mkdir(parents=True, exist_ok=True)
-                with mine.open("ab") as file:
-                    file.write(theirs.read_bytes())
+                append(mine, theirs.read_bytes())
         for kept in other.cycles_folder.glob("*.safetensors"):
             write_atomically(self.cycles_folder / kept.name, kept.read_bytes())
 
@@ -77,11 +85,11 @@ class RunFolder:
         self.predictions = self.path / "predictions.csv"
         self.metrics = self.path / "metrics.json"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)
-        self.journal = Journal(self.path, self.cycles, writes)
+        self.journal = Journal(self.path, self.path, self.cycles, writes)
 
     def trial_journal(self, name: str) -> Journal:
         folder = self.cycles / f"trial-{name}"
-        return Journal(folder, folder, self.writes)
+        return Journal(self.path, folder, folder, self.writes)
 
     @property
     def holds_a_run(self) -> bool:
@@ -92,9 +100,10 @@ class RunFolder:
         return self.model.exists()
 
     def check_free(self) -> None:
-        """Refused for a new run: a folder that holds another one, or files of any other kind."""
+        """Refused for a new run: a folder that holds another one, or files of any other kind. A run that was killed before its
+        settings were written has not begun."""
         try:
-            kept = sorted(entry.name for entry in self.path.iterdir() if entry.name != "lock")
+            kept = sorted(entry.name for entry in self.path.iterdir() if entry.name not in ("lock", "config.yaml.part"))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -104,6 +113,9 @@ class RunFolder:
             raise UserError(f"{self.path} holds another run ({way_on}); give a new folder as --out")
         if kept:
             raise UserError(f"{self.path} is not empty (found {kept[0]}); give a new folder as --out")
+
+    def check_present(self) -> None:
+        check_present(self.path)
 
     def create(self) -> None:
         self.check_free()
@@ -143,4 +155,5 @@ class RunFolder:
 
     def note_time(self, line: Mapping[str, Any]) -> None:
         if self.writes:
+            self.check_present()
             append_line(self.timing, line)

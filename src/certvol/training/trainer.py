@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
 from certvol.config import Config
@@ -42,6 +41,7 @@ from certvol.training.checkpoint import (
     State,
     load_into,
     optimizer_tensors,
+    read_tensors,
     restore_optimizer,
     with_prefix,
     without_prefix,
@@ -202,6 +202,7 @@ class Trainer:
         self.journal.adopt(self.run.trial_journal(chosen))
         self.position.phase = "adapt"
         self._save()
+        self._save()  # twice: with the trials' states gone, the checkpoint before the newest must not need them
         for side in ("start", *(f"trial-{mode}" for mode in TRIAL_MODES)):
             self._side_state(side).remove()
 
@@ -256,10 +257,10 @@ class Trainer:
             )
         self.team.wait()
         if self.guard.best_cycle is not None:
-            load_into(self.method, load_file(self.run.journal.best_weights), self.run.journal.best_weights.name)
+            load_into(self.method, read_tensors(self.run.journal.best_weights), self.run.journal.best_weights.name)
             why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
             return Delivery(f"cycle {self.guard.best_cycle}", why, position.mode)
-        load_into(self.method, load_file(self.run.pretrained), self.run.pretrained.name)
+        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         self.network.domains.mode = of_source
         return Delivery(
             "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
@@ -451,11 +452,13 @@ class Trainer:
 
     def _write_weights(self, path: Path) -> None:
         self._check_weights()
+        self.run.check_present()
         if self.team.main:
             write_tensors(path, self.method.state_dict(), self.about)
 
     def _save(self) -> None:
         self._check_weights()
+        self.run.check_present()
         self.team.average(norm.statistics(self.network.backbone))
         try:
             self.run.checkpoints.save(self._state())
