@@ -26,7 +26,7 @@ from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
-from certvol.tables import figures, predictions_csv, read_json, write_text
+from certvol.tables import figures, predictions_csv, read_metrics, write_text
 from certvol.training.checkpoint import load_into, read_about, read_tensors, write_tensors
 from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
@@ -118,13 +118,14 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
         raise UserError(
             f"{run.path} holds no run to go on with (no config.yaml); start one with --source, --target and --out"
         )
+    run.check_links()
     if run.finished:
         reporter.say(f"{run.path} is complete already")
         try:
             about = read_about(run.model)
-            metrics = read_json(run.metrics) if run.metrics.exists() else None
+            metrics = read_metrics(run.metrics) if run.metrics.exists() else None
             return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
             raise UserError(f"the run {run.path} is complete, but its files are damaged: {error}") from None
     config = resolve_settings(config_file=run.config)
     team, device = join_team(config.training.device)
@@ -162,7 +163,7 @@ class _Job:
         for name, domain in (("source", self.source), ("target", self.target)):
             if domain.failures:
                 self.reporter.warn(
-                    f"{len(domain.failures)} unreadable {name} images were skipped, such as {domain.failures[0][0]} "
+                    f"{len(domain.failures)} unreadable {name} images were skipped, such as {printable(domain.failures[0][0])} "
                     f"({domain.failures[0][1]}); `certvol check` lists them"
                 )
         self.method = create_method(config, backbone, self.info, len(self.source.classes))

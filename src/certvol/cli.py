@@ -228,12 +228,12 @@ def _adapt(options: argparse.Namespace) -> int:
 
 
 def _closing_words(run: Any) -> None:
-    from certvol.console import accuracy_rows, print_table
+    from certvol.console import accuracy_rows, print_table, printable
 
     if run.metrics is not None:
         print_table("target accuracy, %", ["", "all images", "mean of classes"], accuracy_rows(run.metrics))
     print(f"delivered: {run.delivery.model} ({run.delivery.why})")
-    print(f"predictions for every target image: {run.path / 'predictions.csv'}")
+    print(f"predictions for every target image: {printable(str(run.path / 'predictions.csv'))}")
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -294,14 +294,17 @@ def _write_out(path: Path, text: str) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _image_paths(images: Sequence[str]) -> list[str]:
-    """Folders are read whole, globs expanded, files taken as they are."""
+def _image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """(files, what folders hold that cannot be read). Folders are read whole, globs expanded, files taken as they are."""
     from certvol.data.folders import scan
 
     found: list[str] = []
+    problems: list[tuple[str, str]] = []
     for word in images:
         if Path(word).is_dir():
-            found += [os.path.join(word, path) for path in scan(word).paths]  # noqa: PTH118 (a glob may give bytes Path alters)
+            listing = scan(word)
+            problems += [(os.path.join(word, path), reason) for path, reason in listing.problems]  # noqa: PTH118
+            found += [os.path.join(word, path) for path in listing.paths]  # noqa: PTH118 (a glob may give bytes Path alters)
         elif Path(word).exists():
             found.append(word)
         elif matches := sorted(glob.glob(word, recursive=True)):  # noqa: PTH207 (absolute patterns, which Path.glob refuses)
@@ -310,33 +313,36 @@ def _image_paths(images: Sequence[str]) -> list[str]:
             raise UserError(f"there is no file, folder or match for `{word}`")
     if not found:
         raise UserError(f"no images in {', '.join(images)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found)), problems
 
 
 def _predict(options: argparse.Namespace) -> int:
     from certvol import model
-    from certvol.console import ConsoleReporter
+    from certvol.console import ConsoleReporter, printable
     from certvol.tables import predictions_csv
 
     if options.coverage is not None and not 0 < options.coverage <= 1:
         raise UserError(f"--coverage is a share above 0 and at most 1, found {options.coverage}")
     reporter = ConsoleReporter()
-    paths = _image_paths(options.images)
+    paths, problems = _image_paths(options.images)
     loaded = model.load(options.run, options.device)
     if options.coverage is not None and not (Path(options.run) / "predictions.csv").exists():
         raise UserError(f"--coverage needs {options.run}/predictions.csv, which is missing")
     readable, outputs, failures = model.predict_files(loaded, paths, reporter)
     if not readable:
-        raise UserError(f"none of the {len(paths)} files can be read (such as {failures[0][0]}: {failures[0][1]})")
+        raise UserError(
+            f"none of the {len(paths)} files can be read (such as {printable(failures[0][0])}: {failures[0][1]})"
+        )
     accepted = None
     if options.coverage is not None:
         accepted = model.accept(options.run, outputs, options.coverage)
     _write_out(Path(options.out), predictions_csv(readable, loaded.classes, outputs, accepted))
+    failures += problems
     for path, reason in failures[:5]:
-        reporter.warn(f"skipped {path}: {reason}")
+        reporter.warn(f"skipped {printable(path)}: {reason}")
     skipped = f", {len(failures)} unreadable skipped" if failures else ""
     rejected = f", {int((~accepted).sum())} rejected" if accepted is not None else ""
-    print(f"{len(readable)} images predicted{rejected}{skipped}: {options.out}")
+    print(f"{len(readable)} images predicted{rejected}{skipped}: {printable(options.out)}")
     return 0
 
 

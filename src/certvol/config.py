@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,7 +248,7 @@ def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if not isinstance(key, str):
-            raise UserError(f"{where}: a setting's name must be text, found {key!r}")
+            raise UserError(f"{where}: a setting's name must be text, found {shown(key)}")
         if isinstance(value, Mapping):
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
         elif "." in key:
@@ -255,7 +256,7 @@ def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
         elif value is None and (key in SECTIONS or key == "method"):
             continue  # an empty section of a YAML file
         else:
-            raise UserError(f"{where}: expected `{key}` to be a section with settings, found {value!r}")
+            raise UserError(f"{where}: expected `{key}` to be a section with settings, found {shown(value)}")
     return flat
 
 
@@ -264,7 +265,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except Exception as error:  # YAML's own, and whatever Python says of a date, number or nesting that cannot be
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} is not valid YAML: {first}") from None
     if loaded is None:
@@ -272,6 +273,13 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, Mapping):
         raise UserError(f"{path} should hold sections of settings (such as `training:`), found {type(loaded).__name__}")
     return flatten(loaded, str(path))
+
+
+def shown(value: Any) -> str:
+    """A value for a message: a file may hold a long one, or one that aliases make longer than memory."""
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 2, 80, 80
+    return brief.repr(value)
 
 
 def nearest(word: str, choices: list[str]) -> str:
@@ -295,9 +303,9 @@ def resolve(
     from_preset = PRESETS[preset][1]
     name = given.pop("method.name", "cvp")
     others = {f"method.{f.name}": other for other, cls in methods.items() for f in dataclasses.fields(cls)}
-    if name not in methods:
-        known = sorted(methods)
-        raise UserError(f"there is no method `{name}`{nearest(str(name), known)} (methods: {', '.join(known)})")
+    if not isinstance(name, str) or name not in methods:
+        known, shown_name = sorted(methods), name[:50] if isinstance(name, str) else shown(name)
+        raise UserError(f"there is no method `{shown_name}`{nearest(shown_name, known)} (methods: {', '.join(known)})")
     sections = {"method": methods[name], **SECTIONS}
     known_settings = [f"{s}.{f.name}" for s, cls in sections.items() for f in dataclasses.fields(cls)]
     for key in list(given):
@@ -327,11 +335,13 @@ def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
     own = {key.partition(".")[2]: value for key, value in flat.items() if key.startswith(f"{section}.")}
     values: dict[str, Any] = {}
     for name, value in own.items():
+        kind = {f.name: f.type for f in dataclasses.fields(cls)}[name]
         try:
+            if (value is None and "None" not in str(kind)) or isinstance(value, list | tuple | set | Mapping):
+                raise ValueError("jsonargparse takes null for every type, and writes out a nest of lists to refuse it")
             values[name] = parser.parse_object({section: {name: value}})[section][name]
-        except (ArgumentError, TypeError, ValueError):
-            kind = {f.name: f.type for f in dataclasses.fields(cls)}[name]
-            raise UserError(f"`{section}.{name}` should be {_kind_in_words(kind)}, found {value!r}") from None
+        except (ArgumentError, TypeError, ValueError, RecursionError):
+            raise UserError(f"`{section}.{name}` should be {_kind_in_words(kind)}, found {shown(value)}") from None
     return cls(**values)
 
 

@@ -1,11 +1,12 @@
 """A run's model, ready to predict."""
 
+import csv
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,13 +20,15 @@ from certvol import methods
 from certvol.config import Config, read_settings_file, resolve
 from certvol.data.augment import cache_size, test_view
 from certvol.data.decoding import UnreadableImage, decode, square
+from certvol.data.folders import printable
+from certvol.data.reading import read_file
 from certvol.environment import pick_device
 from certvol.errors import UserError
 from certvol.inference import Outputs, run_batches
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.backbones import BackboneInfo
 from certvol.nn.network import Network, seeded_backbone
-from certvol.nn.norm import TARGET
+from certvol.nn.norm import TARGET, Mode
 from certvol.reporting import Reporter
 from certvol.seeding import torch_seed
 from certvol.tables import read_column
@@ -100,11 +103,9 @@ class Model:
         try:
             if isinstance(image, Image.Image):
                 return square(image, size, most)
-            return decode(Path(image).read_bytes(), size, most)
-        except OSError as error:
-            raise UserError(f"cannot read {image}: {error.strerror}") from None
+            return decode(read_file(Path(image), most)[0], size, most)
         except UnreadableImage as error:
-            raise UserError(f"{image} is no image that can be read: {error}") from None
+            raise UserError(f"{printable(str(image))} is no image that can be read: {error}") from None
 
 
 def _tensor_pixels(images: Tensor, size: int) -> Tensor:
@@ -135,8 +136,12 @@ def load(run: str | Path, device: str = "auto", which: Literal["model", "pretrai
     try:
         about = read_about(weights)
         classes, mode = about["classes"], about["norm"]
+        if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(name, str) for name in classes):
+            raise ValueError("it names no classes")
+        if mode not in get_args(Mode):
+            raise ValueError("it names no normalisation that there is")
         tensors = load_file(weights)
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
         raise UserError(f"{weights} is damaged or no weights of certvol: {error}") from None
     backbone, info = seeded_backbone(replace(config.model, weights="none"), config.data.image_size, 0)
     method = create_method(config, backbone, info, len(classes))
@@ -156,8 +161,9 @@ def predict_files(
 
     def pixels(path: str) -> NDArray[np.uint8] | str:
         try:
-            return decode(Path(path).read_bytes(), size, model.config.data.max_megapixels)
-        except (OSError, UnreadableImage) as error:
+            most = model.config.data.max_megapixels
+            return decode(read_file(Path(path), most)[0], size, most)
+        except UnreadableImage as error:
             return str(error)
 
     def batches() -> Iterator[Tensor]:
@@ -185,5 +191,11 @@ def predict_files(
 def accept(run: str | Path, outputs: Outputs, coverage: float) -> NDArray[np.bool_]:
     """Images at least as certain as the most certain `coverage` of the run's own target, by sigma or else by probability."""
     column, values = ("probability", outputs.confidence_N) if outputs.sigma_N is None else ("sigma", outputs.sigma_N)
-    target = np.array([float(value) for value in read_column(RunFolder(run).predictions, column)], dtype=np.float32)
+    table = RunFolder(run).predictions
+    try:
+        target = np.array([float(value) for value in read_column(table, column)], dtype=np.float32)
+        if len(target) == 0 or not np.isfinite(target).all():
+            raise ValueError(f"no figures under `{column}`")
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{table} is damaged or no table of predictions: {error}") from None
     return np.asarray(values >= np.quantile(target, 1 - coverage, method="lower"))

@@ -30,13 +30,17 @@ def predictions_csv(
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    # Python before 3.13 leaves a CR unquoted where lines end with LF alone, and readers take it for the end of a line.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(["path", "label", "probability", "sigma", *(["accepted"] if accepted is not None else [])])
     labels, confidence = outputs.labels_N, outputs.confidence_N
     for i in sorted(range(len(paths)), key=paths.__getitem__):
         sigma = "" if outputs.sigma_N is None else f"{outputs.sigma_N[i]:.9g}"
         # With ./ before it a path still leads to the file.
         row = [_no_formula(paths[i], "./"), _no_formula(classes[labels[i]], "'"), f"{confidence[i]:.9g}", sigma]
-        writer.writerow(row + ([str(bool(accepted[i])).lower()] if accepted is not None else []))
+        (quoting if "\r" in row[0] + row[1] else writer).writerow(
+            row + ([str(bool(accepted[i])).lower()] if accepted is not None else [])
+        )
     return text.getvalue()
 
 
@@ -55,8 +59,14 @@ def figures(predicted_N: NDArray[np.int64], true_N: NDArray[np.int64], classes: 
     }
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_metrics(path: Path) -> dict[str, Any]:
+    """ValueError, KeyError, TypeError or RecursionError where they are not those of a run."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("source_only", "adapted"):
+        float(found[key]["accuracy"]), float(found[key]["mean_class_accuracy"])
+    if not isinstance(found["delivered"], dict):
+        raise TypeError("`delivered` is no section")
+    return dict(found)
 
 
 def read_column(path: Path, name: str) -> list[str]:

@@ -3,8 +3,8 @@
     python tests/chaos/driver.py --kills 100 --seed 0 --out docs/reliability.md
 
 A chain is one run: started, killed a few times, and at last let finish. It passes where every compared file is, byte for byte,
-that of a run that nobody disturbed. Half of the kills come at a random moment of the process's life, the others are aimed at
-moments that are short and delicate: while the cache is built, between two phases, inside the writing of a file.
+that of a run that nobody disturbed. A third of the kills come at a random moment of the process's life, a third amid a phase of
+training, and a third at short and delicate moments: while the cache is built, between two phases, inside the writing of a file.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-CYCLES, TRIAL_CYCLES = 6, 2
+CYCLES, TRIAL_CYCLES = 5, 2
 SETTINGS = {
     "model.backbone": "small_cnn",
     "model.norm": "auto",  # a trial of both modes is part of the run
     "data.image_size": 8,
-    "training.pretrain_steps": 60,
+    "training.pretrain_steps": 54,
     "training.cycles": CYCLES,
-    "training.cycle_steps": 6,
+    "training.cycle_steps": 4,
     "training.batch_size": 24,
-    "training.log_every": 3,
+    "training.log_every": 4,
     "training.learning_rate": 0.01,
     "training.device": "cpu",
     "training.checkpoint_seconds": 0,
@@ -141,7 +141,7 @@ class Process:
         self.words = words
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (it lives as long as the process)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CERTVOL_CACHE": str(cache)}
-        self.started = time.monotonic()
+        self.started, self.started_at = time.monotonic(), time.time()
         self.popen = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._said, env=environment)
 
     @property
@@ -186,6 +186,10 @@ class Moment:
     name: str
     came: Callable[[], bool]
     fresh_cache: bool = False
+    training: bool = False
+    """Not before training has begun or gone on."""
+    within: float = 0.0
+    """At most so many seconds later."""
 
 
 def there(*paths: Path) -> Callable[[], bool]:
@@ -259,15 +263,38 @@ def delicate_moments(play: Play, adapts: bool, rng: random.Random) -> list[Momen
         Moment("the delivered weights", there(run / "model.safetensors.part")),
     ]
     coming = [moment for moment in moments if moment.fresh_cache or not moment.came()]
+    if rng.random() < 0.7:
+        coming = coming[:5]  # so that a chain is killed all along its way
     if play.position().get("phase") != "done":
         coming.append(Moment("a checkpoint is half written", being_written()))
     return coming
 
 
+def phases_to_come(play: Play, adapts: bool) -> list[Moment]:
+    """The one that the run stands in, and those after it."""
+    run = play.run
+    phases = [("pretrain", "amid pretraining", run / "checkpoint" / "latest.json", 0.6)]
+    if adapts:
+        phases += [
+            ("trial", "amid a trial", run / "cycles" / "trial-mixed", 0.5),
+            ("adapt", "amid adaptation", run / "cycles" / "scores.jsonl", 0.4),
+        ]
+    names = [phase for phase, *_ in phases]
+    stands = play.position().get("phase", "pretrain")
+    first = names.index(str(stands)) if stands in names else len(names)
+    return [Moment(name, there(path), training=True, within=most) for _, name, path, most in phases[first:]]
+
+
+def half_written(process: Process, *folders: Path) -> bool:
+    """Whether this process, not one before it, left there what is not whole."""
+    found = (path for folder in folders for path in (*folder.rglob("*.part"), *folder.glob("*.building/*")))
+    return any(path.stat().st_mtime >= process.started_at for path in found)
+
+
 def phase_of(play: Play, process: Process) -> str:
     """Where the process stood when it died, by what it said and by its last checkpoint."""
     if not process.trained:
-        return "cache" if building(play.cache)() else "start-up"
+        return "cache" if half_written(process, play.cache) else "start-up"
     phase = str(play.position().get("phase", "pretrain"))
     return "prediction" if phase == "done" else phase
 
@@ -319,26 +346,35 @@ def undisturbed(scene: Scene) -> Whole:
     return Whole(results, seconds, adapts)
 
 
-def kill_once(play: Play, whole: Whole, rng: random.Random, aimed: bool, method: str, chain: int) -> Kill | None:
-    """None where the process came to its end before the moment did."""
-    if aimed:
+def next_moment(play: Play, whole: Whole, rng: random.Random) -> tuple[Moment, float]:
+    """(a moment, how long after it)."""
+    kind = rng.randrange(3)
+    if kind == 0 and (phases := phases_to_come(play, whole.adapts)):
+        moment = rng.choice(phases)
+        return moment, rng.uniform(0, moment.within)
+    if kind == 1:
         moment = rng.choice(delicate_moments(play, whole.adapts, rng))
-        after = rng.choice([0.0, 0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.05)])
-    else:
-        due = time.monotonic() + rng.uniform(0, whole.seconds)
-        moment, after = Moment("at random", lambda: time.monotonic() >= due), 0.0
+        return moment, rng.choice([0.0, 0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.05)])
+    due = time.monotonic() + rng.uniform(0, whole.seconds)
+    return Moment("at random", lambda: time.monotonic() >= due), 0.0
+
+
+def kill_once(play: Play, whole: Whole, rng: random.Random, method: str, chain: int) -> Kill | None:
+    """None where the process came to its end before the moment did."""
+    moment, after = next_moment(play, whole, rng)
     if moment.fresh_cache:
         shutil.rmtree(play.cache, ignore_errors=True)
     process = play.start(small_blocks=moment.fresh_cache)
-    if process.until(moment.came):
+    if process.until(lambda: (process.trained or not moment.training) and moment.came()):
         time.sleep(after)
         process.kill()
     if process.code == 0:
         return None
     if process.code != -9:
         raise NotAsExpected(f"exit {process.code} of {' '.join(process.words)}\n{process.errors}")
-    in_a_write = any(play.run.rglob("*.part")) or building(play.cache)()
-    return Kill(method, chain, moment.name, phase_of(play, process), in_a_write)
+    return Kill(
+        method, chain, moment.name, phase_of(play, process), in_a_write=half_written(process, play.run, play.cache)
+    )
 
 
 def one_chain(scene: Scene, whole: Whole, rng: random.Random, number: int, most: int) -> tuple[list[Kill], str]:
@@ -347,7 +383,7 @@ def one_chain(scene: Scene, whole: Whole, rng: random.Random, number: int, most:
     kills: list[Kill] = []
     try:
         for _ in range(most):
-            kill = kill_once(play, whole, rng, aimed=rng.random() < 0.5, method=scene.method, chain=number)
+            kill = kill_once(play, whole, rng, scene.method, number)
             if kill is None:
                 break
             kills.append(kill)
@@ -372,9 +408,14 @@ def write_images(root: Path) -> None:
 
 
 def chaos(
-    root: Path, methods: Sequence[str], kills: int, seed: int, say: Callable[[str], object] = lambda text: None
+    root: Path,
+    methods: Sequence[str],
+    kills: int,
+    seed: int,
+    say: Callable[[str], object] = lambda text: None,
+    per_chain: tuple[int, int] = (1, 6),
 ) -> Outcome:
-    """At least `kills` kills, the methods in turn, chains of one to six kills each."""
+    """`kills` kills, the methods in turn, `per_chain` of them to a chain."""
     rng, outcome, started = random.Random(seed), Outcome(), time.monotonic()
     write_images(root)
     scenes = {method: Scene(root, method) for method in methods}
@@ -385,7 +426,7 @@ def chaos(
         if method not in wholes:
             wholes[method] = undisturbed(scenes[method])
             say(f"{method}: {wholes[method].seconds:.1f} s undisturbed")
-        most = min(rng.randint(1, 6), kills - len(outcome.kills))
+        most = min(rng.randint(*per_chain), kills - len(outcome.kills))
         done, problem = one_chain(scenes[method], wholes[method], rng, outcome.chains, most)
         outcome.kills += done
         if problem:
@@ -426,8 +467,8 @@ def summary(outcome: Outcome, seed: int) -> str:
     counts = Counter((kill.method, kill.phase) for kill in outcome.kills)
     rows = [
         f"**{outcome.identical} of {len(outcome.kills)} kills: the run ended with the bytes of an undisturbed one.** "
-        f"{outcome.chains} runs of one to six kills each, {sum(kill.in_a_write for kill in outcome.kills)} kills while a file or "
-        "the cache was half written.",
+        f"{outcome.chains} runs of up to six kills each; at {sum(kill.in_a_write for kill in outcome.kills)} kills a file or the "
+        "cache was half written.",
         "",
         f"Commit `{commit()}`, {time.strftime('%Y-%m-%d')}, seed {seed}, {outcome.seconds / 60:.0f} minutes, CPU, one thread, "
         f"torch {torch.__version__}, Python {platform.python_version()}.",

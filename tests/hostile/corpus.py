@@ -166,7 +166,8 @@ def fill_with_links_and_devices(corpus: Corpus, picture: Pictures, outside: Path
     corpus.link(b"links/nowhere.png", outside / "nothing.png")
     corpus.link(b"links/zero.jpg", "/dev/zero")
     corpus.link(b"links/null.jpg", "/dev/null")
-    corpus.link(b"links/memory.jpg", "/proc/self/mem")
+    Path(corpus.path(b"links/process.jpg")).symlink_to("/proc/self/maps")  # says it has no bytes, and has some
+    corpus.empty.add(b"links/process.jpg")
     os.mkfifo(corpus.path(b"links/pipe.jpg"))
     corpus.unreadable.add(b"links/pipe.jpg")
     for name in (b"notes.txt", b"labels.csv", b"links/no suffix"):

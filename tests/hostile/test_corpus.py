@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpus import INJECTED, Corpus, Pictures, write_corpus
 
 from certvol.cli import run
 from certvol.data import folders
 from certvol.data.folders import labels_of, scan
-from corpus import INJECTED, Corpus, Pictures, write_corpus
 from images import TINY, write_domain
 
 SETTINGS = [word for key, value in TINY.items() for word in (f"--{key}", str(value))]
@@ -82,9 +82,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def adapted(
-    clean: Path, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, Said]]:
+def adapted(clean: Path, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Said]]:
     """A run on the corpus, and what it said."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CERTVOL_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -203,6 +201,14 @@ def test_a_run_whose_folders_names_are_no_unicode(clean: Path, tmp_path: Path) -
     assert len(rows_of(places[b"out"] / "predictions.csv")) == 9
 
 
+def test_names_with_carriage_returns_come_back(adapted: tuple[Path, Said], tmp_path: Path) -> None:
+    images, picture = Corpus(tmp_path / "images"), Pictures(3)
+    for name in (b"carriage\rreturn.png", b"\rfirst.png", b"last\r.png", b"a\r=1+1.png", b"a\r\nb.png"):
+        images.good(name, picture.png())
+    assert spoken("predict", str(adapted[0]), str(images.root), "--out", str(tmp_path / "p.csv")).code == 0
+    assert set(paths_of(tmp_path / "p.csv", images.root)) == images.readable
+
+
 # --- the source
 
 
@@ -214,7 +220,7 @@ CLASSES = (
     b"=1+1",
     b"-x",
     b"@a",
-    b"new\nline, \"quoted\"",
+    b'new\nline, "quoted"',
     b"c" * 255,
     b"\x1b[31mred",
     b"'",

@@ -54,6 +54,21 @@ class CyclePlan:
     def steps(self) -> int:
         return len(self.images_SN)
 
+    def check(self, num_source: int, num_target: int, num_classes: int) -> None:
+        """ValueError where a plan that was read from a file is none for these images."""
+        images, labels, counts = self.images_SN, self.labels_SN, self.num_source_S
+        if (
+            images.dtype.kind != "i"
+            or images.ndim != 2
+            or images.shape != labels.shape
+            or counts.shape != images.shape[:1]
+        ):
+            raise ValueError("its plan has other shapes")
+        of_source = np.arange(images.shape[1]) < counts[:, None]
+        most = np.where(of_source, num_source, num_target)
+        if not (((images >= 0) & (images < most)).all() and ((labels >= 0) & (labels < num_classes)).all()):
+            raise ValueError("its plan is about other images")
+
 
 class _Drawer:
     """Hands out a class's images without replacement: first in the order given, then in fresh random orders."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,11 +133,22 @@ class RunFolder:
             before = {}
         self.write_json(self.environment, {**before, "resumed": [*before.get("resumed", []), environment]})
 
+    def check_links(self) -> None:
+        """A run from somewhere else may hold links: what is written here must not land there."""
+        home = self.path.resolve()
+        for folder, folders, files in os.walk(home):
+            for name in (*folders, *files):
+                entry = Path(folder) / name
+                if entry.is_symlink() and not entry.resolve().is_relative_to(home):
+                    raise UserError(
+                        f"{entry} is a link that leads out of the run's folder; remove it, or put the file in its place"
+                    )
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time. A process that dies in any way leaves the run free."""
         try:
-            file = (self.path / "lock").open("w")
+            file = (self.path / "lock").open("a")
         except OSError as error:
             raise UserError(f"cannot write into {self.path}: {error.strerror}") from None
         with file:

@@ -357,7 +357,8 @@ class Trainer:
         """`statistics`: whose normalisation to use, where domains are kept apart. `exact`: in full precision."""
         batches = self.views.test_batches(domain, images_N[self.team.share(len(images_N))], self.eval_batch)
         outputs = gathered(run_batches(self.method, batches, statistics, self.bf16 and not exact), self.team)
-        if not np.isfinite(outputs.probabilities_NC).all():
+        numbers = [outputs.probabilities_NC, *([outputs.sigma_N] if outputs.sigma_N is not None else [])]
+        if not all(np.isfinite(values).all() for values in numbers):
             raise RunFailed(self._ruined("the model's predictions are"))
         return outputs
 
@@ -415,7 +416,18 @@ class Trainer:
             if checkpoints is self.run.checkpoints:
                 return None
             raise RunFailed(f"a state of this run is missing or torn in {checkpoints.folder}; start the run anew")
+        try:
+            self._take(state)
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise RunFailed(
+                f"the checkpoint in {checkpoints.folder} is not one of this run ({type(error).__name__}: {error}); "
+                "start the run anew"
+            ) from None
+        return state
+
+    def _take(self, state: State) -> None:
         self.position = Position(**state.facts["position"])
+        self.position.check()
         self.guard.restore(state.facts["guard"])
         self.network.domains.mode = self.position.mode
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
@@ -424,7 +436,10 @@ class Trainer:
         self.plan = CyclePlan(**{name: tensor.numpy() for name, tensor in plan.items()}) if plan else None
         pretrained = state.tensors.get("pretrained_NC")
         self.pretrained_NC = None if pretrained is None else pretrained.numpy()
-        return state
+        if self.plan is not None:
+            self.plan.check(len(self.views.source), len(self.views.target), self.num_classes)
+        if set(state.facts["fingerprints"]) != set(self.fingerprints) or not isinstance(state.facts["journal"], dict):
+            raise ValueError("its facts are others")
 
     def _resume(self) -> None:
         state = self._restore(self.run.checkpoints)
