@@ -369,7 +369,18 @@ _NOT_NEGATIVE = (
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
     "augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
 ).split()
-_BELOW_ONE = "data.holdout model.dropout training.mc_dropout training.momentum".split()
+_AT_MOST = {
+    "training.batch_size": 2**16,
+    "training.learning_rate": 1e30,
+    "training.labelling_share": 1,
+    "training.schedule_exponent": 10,
+    "data.holdout": 0.5,  # to leave images to train on
+    "data.workers": 1024,
+    "augment.crop_area": 1,
+    "augment.grey": 1,
+    "augment.jitter": 1,
+}
+_BELOW_ONE = "model.dropout training.mc_dropout training.momentum".split()
 
 
 def _check_ranges(config: Config) -> None:
@@ -383,18 +394,14 @@ def _check_ranges(config: Config) -> None:
     for key in _BELOW_ONE:
         if not flat[key] < 1:
             raise UserError(f"`{key}` should be below 1, found {flat[key]}")
+    for key, most in _AT_MOST.items():
+        if not flat[key] <= most:
+            raise UserError(f"`{key}` should be at most {most:g}, found {flat[key]}")
+    rate = flat["training.adapt_learning_rate"]
+    if rate is not None and not 0 < rate <= _AT_MOST["training.learning_rate"]:
+        raise UserError(f"`training.adapt_learning_rate` should be above 0, found {rate}")
     if flat["training.batch_size"] < 4:
         raise UserError(f"`training.batch_size` should be 4 or more, found {flat['training.batch_size']}")
-    if flat["training.batch_size"] > 2**16:
-        raise UserError(f"`training.batch_size` should be {2**16} or less, found {flat['training.batch_size']}")
-    if flat["data.holdout"] > 0.5:
-        raise UserError(
-            f"`data.holdout` should be at most 0.5, to leave images to train on; found {flat['data.holdout']}"
-        )
-    if flat["augment.crop_area"] > 1:
-        raise UserError(f"`augment.crop_area` is a share of the image, at most 1; found {flat['augment.crop_area']}")
-    if flat["training.labelling_share"] > 1:
-        raise UserError(f"`training.labelling_share` is a share, at most 1; found {flat['training.labelling_share']}")
     size = flat["data.image_size"]
     if size is not None and size < 8:
         raise UserError(f"`data.image_size` should be 8 pixels or more, found {size}")
