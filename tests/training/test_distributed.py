@@ -81,7 +81,7 @@ def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path,
         settings.pop("method.num_samples")
     for processes in (1, 2):
         out, _ = finish(start(processes, *arguments(folders, tmp_path / str(processes), settings)))
-        assert out.count("predictions, with a certainty") == 1
+        assert out.count("predictions for every target image") == 1
     for name in ("pretrained.safetensors", "model.safetensors"):
         one, two = load_file(tmp_path / "1" / name), load_file(tmp_path / "2" / name)
         for key in one:
