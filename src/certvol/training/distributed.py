@@ -1,5 +1,6 @@
 """The processes of one run, as torchrun starts them. Alone, every call here is a copy or nothing."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Team:
     def part(self) -> None:
         """At the end, when all are here: a process that leaves early would tear the others' connections."""
         if self.size > 1:
-            self.wait()
+            with contextlib.suppress(RuntimeError):  # another has left already: nothing is lost any more
+                self.wait()
             dist.destroy_process_group()
 
 
