@@ -216,7 +216,7 @@ def conventional(bench: Bench) -> Figures:
     target = [files[i % len(files)] for i in range(bench.sizes.conventional_target)]
     found: Figures = {"target_images": len(target), "cycle_steps": bench.sizes.cycle_steps}
     for name in TRAINED:
-        config = bench.config(name, **{"training.compile": False})
+        config = bench.config(name, **{"training.compile": "never"})
         method = bench.method(config, len(classes))
         loop = ConventionalLoop(
             files, labels_N[labels_N >= 0], target, method, config, bench.device, bench.bf16(config)
@@ -306,9 +306,6 @@ def main() -> int:
     except CertvolError as error:
         print(f"speed.py: {error}", file=sys.stderr)
         return 2
-    if device.type == "cuda":  # as `certvol.adapt` sets it
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
     given = {name: value for name in ("backbone", "image_size") if (value := getattr(options, name)) is not None}
     sizes = replace(SMALL if options.small else Sizes(), **given)
     about = describe_environment(device)

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from certvol import methods
+from certvol.acceleration import prepare
 from certvol.config import Config, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
@@ -31,6 +32,7 @@ from certvol.training.checkpoint import load_into, read_about, read_tensors, wri
 from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
+from certvol.training.schedule import steps_per_cycle
 from certvol.training.trainer import Trainer
 from certvol.training.views import Views
 
@@ -181,12 +183,11 @@ class _Job:
     def _run_to_end(self) -> Run:
         started = time.monotonic()
         config = self.config
-        _prepare_torch(self.device)
-        self.method.to(self.device)
-        if self.device.type == "cuda":
-            self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.training.compile:
-            self.method.network.compile_backbone()
+        steps = config.training.pretrain_steps
+        if self.method.adapts:
+            steps += config.training.cycles * steps_per_cycle(config.training, len(self.source.classes))
+        prepare(self.method, config.training, self.device, steps)
+        self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         stores = [
             PixelStore(domain.pixels, domain.rows, self.device, config.data.device_share / 2)
             for domain in (self.source, self.target)
@@ -254,13 +255,6 @@ class _Job:
             "adapted": figures(adapted.labels_N, true_N, self.source.classes),
             "delivered": {"model": delivery.model, "why": delivery.why, "norm": delivery.mode},
         }
-
-
-def _prepare_torch(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
 
 
 def evaluate(

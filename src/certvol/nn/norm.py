@@ -29,6 +29,8 @@ class Domains:
     num_source: int | None = None
     """Training: how many rows, from the first, are source images. None: all rows are of domain `whole_batch`."""
     whole_batch: int = SOURCE
+    synchronised: bool = False
+    """Training: statistics over the rows of all processes."""
 
     @property
     def apart(self) -> bool:
@@ -58,16 +60,12 @@ class DomainBatchNorm(nn.Module):
 
     def _normalise(self, rows: Tensor, domain: int) -> Tensor:
         affine = min(domain, len(self.weight_SC) - 1)
-        return F.batch_norm(
-            rows,
-            self.running_mean_2C[domain],
-            self.running_var_2C[domain],
-            self.weight_SC[affine],
-            self.bias_SC[affine],
-            training=self.training and self.domains.mode != "frozen",
-            momentum=self.momentum,
-            eps=self.eps,
-        )
+        mean_C, var_C = self.running_mean_2C[domain], self.running_var_2C[domain]
+        weight_C, bias_C = self.weight_SC[affine], self.bias_SC[affine]
+        training = self.training and self.domains.mode != "frozen"
+        if training and self.domains.synchronised:
+            return _over_all_processes(rows, mean_C, var_C, weight_C, bias_C, self.momentum, self.eps)
+        return F.batch_norm(rows, mean_C, var_C, weight_C, bias_C, training, self.momentum, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.domains.apart:
@@ -78,6 +76,47 @@ class DomainBatchNorm(nn.Module):
         if split == 0 or split == x.shape[0]:
             return self._normalise(x, TARGET if split == 0 else SOURCE)
         return torch.cat([self._normalise(x[:split], SOURCE), self._normalise(x[split:], TARGET)])
+
+
+def _over_all_processes(
+    x: Tensor,
+    running_mean_C: Tensor,
+    running_var_C: Tensor,
+    weight_C: Tensor,
+    bias_C: Tensor,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Batch normalisation with the mean and variance of all processes' rows, gradients included.
+
+    A share of zero rows takes part too, as the others wait for it.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        values = x.float()
+        per_channel = values.numel() // values.shape[1]
+        # About the running mean, which all processes share, so that no digits are lost where a mean is large.
+        off = values - running_mean_C[:, None, None]
+        sums = torch.cat(
+            [off.sum(dim=(0, 2, 3)), off.square().sum(dim=(0, 2, 3)), values.new_full((1,), float(per_channel))]
+        )
+        sums = _sum_over_processes(sums)
+        count = sums[-1]
+        off_mean_C, off_square_C = (sums[:-1] / count).chunk(2)
+        var_C = (off_square_C - off_mean_C.square()).clamp_min(0)
+        with torch.no_grad():
+            running_var_C.lerp_(var_C * count / (count - 1).clamp_min(1), momentum)
+        scale_C = weight_C * (var_C + eps).rsqrt()
+        out: Tensor = (off - off_mean_C[:, None, None]) * scale_C[:, None, None] + bias_C[:, None, None]
+        with torch.no_grad():
+            running_mean_C.add_(off_mean_C, alpha=momentum)
+    return out.to(x.dtype)
+
+
+def _sum_over_processes(values: Tensor) -> Tensor:
+    from torch.distributed.nn.functional import all_reduce
+
+    total: Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
+    return total
 
 
 def install(backbone: nn.Module, domains: Domains) -> int:
@@ -119,8 +158,14 @@ def copy_source_to_target(backbone: nn.Module) -> None:
 
 @torch.no_grad()
 def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Before the first target image is trained on: the average over `batches` of target images, by their sizes."""
+    """Before the first target image is trained on: the average over `batches` of target images, by their sizes.
+
+    Every process sees all of them, so there is nothing to synchronise.
+    """
     layers = list(domain_layers(backbone))
+    synchronised = [layer.domains.synchronised for layer in layers]
+    for layer in layers:
+        layer.domains.synchronised = False
     momentum = [layer.momentum for layer in layers]
     was_training = backbone.training
     backbone.eval()
@@ -131,6 +176,6 @@ def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -
             layer.train()
             layer.momentum = len(images_NCHW) / seen
         backbone(images_NCHW)
-    for layer, before in zip(layers, momentum, strict=True):
-        layer.momentum = before
+    for layer, before, together in zip(layers, momentum, synchronised, strict=True):
+        layer.momentum, layer.domains.synchronised = before, together
     backbone.train(was_training)

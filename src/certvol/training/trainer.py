@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.acceleration import evaluation_batch, uses_bf16
 from certvol.config import Config
 from certvol.data.batches import (
     CyclePlan,
@@ -45,7 +46,6 @@ from certvol.training.checkpoint import (
     restore_optimizer,
     with_prefix,
     without_prefix,
-    write_tensors,
 )
 from certvol.training.distributed import Team, gathered
 from certvol.training.guard import Guard, Scores
@@ -56,6 +56,7 @@ from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
 from certvol.training.stepper import Stepper
 from certvol.training.views import Views
+from certvol.training.writing import BackgroundWriter
 
 Indices = NDArray[np.int64]
 PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
@@ -63,7 +64,6 @@ STATISTICS_BATCHES = 16  # of target images, for the first estimate of the targe
 TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
 DEAD_SIGMA = 1e-3
 LARGEST_SIGMA = 3.0  # times log C, which is the most that the losses ask for
-CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 1024
 
 
 class Trainer:
@@ -86,19 +86,19 @@ class Trainer:
         self.reporter, self.about, self.stop_signal = reporter, about, stop_signal
         self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
         self.device = views.device
-        self.bf16 = self.settings.precision == "bf16" or (
-            self.settings.precision == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        )
+        self.bf16 = uses_bf16(self.settings, self.device)
         self.num_classes = self.network.num_classes
         self.shape = batch_shape(self.settings.batch_size, self.num_classes)
         self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
-        self.eval_batch = GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
+        self.eval_batch = evaluation_batch(self.device)
 
         kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
         self.source_labels = source_labels
         self.source_pools = [kept[positions] for positions in by_class(source_labels[kept], self.num_classes)]
         everything = numpy_generator(self.seed, "watched").permutation(len(views.target))
         self.watched = everything[: config.guard.images]
+        mixed = numpy_generator(self.seed, "watched.source").permutation(self.held_out)
+        self.watched_source = mixed[: max(1, config.guard.images // 2)]
 
         self.position = Position(mode=self.network.domains.mode)
         self.guard = Guard(config.guard)
@@ -107,6 +107,7 @@ class Trainer:
         self.pretrained_NC: NDArray[np.float32] | None = None
         self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
         self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
+        self.writer = BackgroundWriter()
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
 
@@ -220,9 +221,13 @@ class Trainer:
                 rng = numpy_generator(self.seed, "adapt.batches", cycle)
                 self.plan = plan_mixed_cycle(self.source_pools, filed.pools, visits_SK, self.shape, rng)
                 self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
+            planned = time.monotonic()
             self._train_cycle(self.plan, first, total, lambda progress: adaptation_rate(self.settings, progress))
+            trained = time.monotonic()
             self._end_cycle()
-            self.run.note_time({"cycle": cycle, "seconds": time.monotonic() - started})
+            ended = time.monotonic()
+            parts = {"seconds": ended - started, "training": trained - planned, "looking": ended - trained}
+            self.run.note_time({"cycle": cycle, **parts})
             self._save_if_due()
         self.reporter.finish()
 
@@ -233,7 +238,7 @@ class Trainer:
         self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
         if best:
-            self._write_weights(self.journal.best_weights)
+            self._write_weights(self.journal.best_weights, at_once=False)
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -255,6 +260,7 @@ class Trainer:
                 f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
                 "Another `model.norm` or a lower `training.learning_rate` may help"
             )
+        self.writer.wait()
         self.team.wait()
         if self.guard.best_cycle is not None:
             load_into(self.method, read_tensors(self.run.journal.best_weights), self.run.journal.best_weights.name)
@@ -370,9 +376,9 @@ class Trainer:
 
     def _scores(self, outputs: Outputs) -> Scores:
         right = None
-        if len(self.held_out) > 0:
-            predicted = self.predict(SOURCE, self.held_out, SOURCE).labels_N
-            right = float((predicted == self.source_labels[self.held_out]).mean())
+        if len(self.watched_source) > 0:
+            predicted = self.predict(SOURCE, self.watched_source, SOURCE).labels_N
+            right = float((predicted == self.source_labels[self.watched_source]).mean())
         if self.pretrained_NC is None:
             raise AssertionError("scores are taken against the pretrained model's predictions")
         scores = label_free_scores(outputs.probabilities_NC, self.pretrained_NC, right)
@@ -465,13 +471,16 @@ class Trainer:
         if not bool(torch.stack([tensor.isfinite().all() for tensor in weights]).all()):
             raise RunFailed(self._ruined("the model's weights are"))
 
-    def _write_weights(self, path: Path) -> None:
+    def _write_weights(self, path: Path, at_once: bool = True) -> None:
         self._check_weights()
         self.run.check_present()
         if self.team.main:
-            write_tensors(path, self.method.state_dict(), self.about)
+            self.writer.write(path, self.method.state_dict(), self.about)
+            if at_once:
+                self.writer.wait()
 
     def _save(self) -> None:
+        self.writer.wait()  # a checkpoint may build on what it writes
         self._check_weights()
         self.run.check_present()
         self.team.average(norm.statistics(self.network.backbone))
