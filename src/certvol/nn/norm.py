@@ -75,7 +75,22 @@ class DomainBatchNorm(nn.Module):
             return self._normalise(x, self.domains.whole_batch)
         if split == 0 or split == x.shape[0]:
             return self._normalise(x, TARGET if split == 0 else SOURCE)
+        if torch.compiler.is_compiling() and self.training and 2 * split == len(x) and not self.domains.synchronised:
+            return self.normalise_halves(x)
         return torch.cat([self._normalise(x[:split], SOURCE), self._normalise(x[split:], TARGET)])
+
+    def normalise_halves(self, x: Tensor) -> Tensor:
+        """The same for a training batch of as many source as target rows, in a form that a compiler fuses: no slice, no copy."""
+        halves = x.float().reshape(2, len(x) // 2, *x.shape[1:])
+        var_2C, mean_2C = torch.var_mean(halves, dim=(1, 3, 4), correction=0)
+        count = halves.numel() // mean_2C.numel()
+        with torch.no_grad():
+            self.running_mean_2C.lerp_(mean_2C.detach(), self.momentum)
+            self.running_var_2C.lerp_(var_2C.detach() * (count / max(1, count - 1)), self.momentum)
+        scale_2C = self.weight_SC * (var_2C + self.eps).rsqrt()
+        shift_2C = self.bias_SC - mean_2C * scale_2C
+        out: Tensor = halves * scale_2C[:, None, :, None, None] + shift_2C[:, None, :, None, None]
+        return out.flatten(0, 1).to(x.dtype)
 
 
 def _over_all_processes(

@@ -21,7 +21,7 @@ MOST_RECORDINGS = (
 class Recording:
     """One kind of batch. Its inputs and results lie in fixed places, which the next replay overwrites."""
 
-    def __init__(self, train_on: TrainOn, batch: Batch, pool: Any) -> None:
+    def __init__(self, train_on: TrainOn, batch: Batch, pool: Any, stream: Any) -> None:
         self.batch = replace(
             batch,
             images_NCHW=batch.images_NCHW.clone(),
@@ -32,7 +32,7 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(batch.generator)
         # Weights may be on their way to a file in another thread, which must not disturb the recording.
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.terms = train_on(self.batch)
 
     def replay(self, batch: Batch) -> tuple[Terms, Batch]:
@@ -40,7 +40,7 @@ class Recording:
         self.batch.labels_N.copy_(batch.labels_N, non_blocking=True)
         self.batch.progress.copy_(batch.progress)
         self.graph.replay()
-        return self.terms, self.batch
+        return self.terms, replace(self.batch, num_source=batch.num_source)
 
 
 class Recorder:
@@ -48,6 +48,8 @@ class Recorder:
 
     def __init__(self, train_on: TrainOn, enabled: bool) -> None:
         self.train_on, self.enabled = train_on, enabled
+        # One for all steps: the memory of a stream is not given to another.
+        self.aside: Any = torch.cuda.Stream() if enabled else None  # type: ignore[no-untyped-call]
         self.forget()
 
     def forget(self) -> None:
@@ -55,10 +57,11 @@ class Recorder:
         self.seen: dict[tuple[object, ...], int] = {}
         self.recordings: dict[tuple[object, ...], Recording] = {}
 
-    def run(self, batch: Batch, mode: str) -> tuple[Terms, Batch]:
+    def run(self, batch: Batch, mode: str, split_matters: bool) -> tuple[Terms, Batch]:
+        """`mode` of normalisation. `split_matters`: another number of source rows makes another step."""
         if not self.enabled:
             return self.train_on(batch), batch
-        kind = (batch.adapting, mode, batch.num_source, *batch.images_NCHW.shape)
+        kind = (batch.adapting, mode, batch.num_source if split_matters else None, *batch.images_NCHW.shape)
         if self.recordings and next(iter(self.recordings))[:2] != kind[:2]:
             self.forget()  # the phase before does not come back
         if kind in self.recordings:
@@ -67,14 +70,14 @@ class Recorder:
         if self.seen[kind] <= WARM_UP or len(self.recordings) >= MOST_RECORDINGS:
             return self._unrecorded(batch), batch
         pool = next(iter(self.recordings.values())).graph.pool() if self.recordings else None
-        self.recordings[kind] = Recording(self.train_on, batch, pool)
+        self.recordings[kind] = Recording(self.train_on, batch, pool, self.aside)
         return self.recordings[kind].replay(batch)
 
     def _unrecorded(self, batch: Batch) -> Terms:
-        """On a stream of its own, as a recording will be: autograd ties gradients to the stream they were first made on."""
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        """On a stream aside, as a recording is made: autograd ties gradients to the stream they were first made on."""
+        here = torch.cuda.current_stream()
+        self.aside.wait_stream(here)
+        with torch.cuda.stream(self.aside):
             terms = self.train_on(batch)
-        here.wait_stream(aside)
+        here.wait_stream(self.aside)
         return terms

@@ -83,7 +83,8 @@ class Stepper:
         batch = self._batch(plan, index, place, progress, adapting)
         torch.manual_seed(torch_seed(self.settings.seed, _stream("dropout", adapting), place, self.team.rank))
         self.noise.manual_seed(torch_seed(self.settings.seed, _stream("noise", adapting), place))
-        return self.recorder.run(batch, self.method.network.domains.mode)
+        domains = self.method.network.domains
+        return self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
         with self.method.network.rows_of(num_source=batch.num_source), mixed_precision(self.views.device, self.bf16):
@@ -97,7 +98,7 @@ class Stepper:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
         self.optimizer.step()
         self.method.after_step()
-        return terms
+        return {name: term.detach() for name, term in terms.items()}
 
     def _batch(self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool) -> Batch:
         seed, device = self.settings.seed, self.views.device
