@@ -46,6 +46,7 @@ from certvol.training.checkpoint import (
     restore_optimizer,
     with_prefix,
     without_prefix,
+    write_tensors,
 )
 from certvol.training.distributed import Team, gathered
 from certvol.training.guard import Guard, Scores
@@ -56,7 +57,6 @@ from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
 from certvol.training.stepper import Stepper
 from certvol.training.views import Views
-from certvol.training.writing import BackgroundWriter
 
 Indices = NDArray[np.int64]
 PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
@@ -107,7 +107,8 @@ class Trainer:
         self.pretrained_NC: NDArray[np.float32] | None = None
         self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
         self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
-        self.writer = BackgroundWriter()
+        self.unwritten: dict[Path, dict[str, Tensor]] = {}
+        """Weights of best cycles since the last checkpoint: written with the next, which is the first to build on them."""
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
 
@@ -238,7 +239,7 @@ class Trainer:
         self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
         if best:
-            self._write_weights(self.journal.best_weights, at_once=False)
+            self._keep_weights(self.journal.best_weights)
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -260,7 +261,6 @@ class Trainer:
                 f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
                 "Another `model.norm` or a lower `training.learning_rate` may help"
             )
-        self.writer.wait()
         self.team.wait()
         if self.guard.best_cycle is not None:
             load_into(self.method, read_tensors(self.run.journal.best_weights), self.run.journal.best_weights.name)
@@ -436,6 +436,7 @@ class Trainer:
         self.position.check()
         self.guard.restore(state.facts["guard"])
         self.network.domains.mode = self.position.mode
+        self.unwritten.clear()
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
         restore_optimizer(self.stepper.new_optimizer(), state.tensors)
         plan = without_prefix("plan", state.tensors)
@@ -471,20 +472,30 @@ class Trainer:
         if not bool(torch.stack([tensor.isfinite().all() for tensor in weights]).all()):
             raise RunFailed(self._ruined("the model's weights are"))
 
-    def _write_weights(self, path: Path, at_once: bool = True) -> None:
+    def _keep_weights(self, path: Path) -> None:
         self._check_weights()
+        if self.team.main:
+            self.unwritten[path] = {name: tensor.clone() for name, tensor in self.method.state_dict().items()}
+
+    def _write_weights(self, path: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Those given, or else the model's own as it is."""
+        if weights is None:
+            self._check_weights()
+            weights = self.method.state_dict()
         self.run.check_present()
         if self.team.main:
-            self.writer.write(path, self.method.state_dict(), self.about)
-            if at_once:
-                self.writer.wait()
+            write_tensors(path, weights, self.about)
+
+    def _write_kept_weights(self) -> None:
+        while self.unwritten:
+            self._write_weights(*self.unwritten.popitem())
 
     def _save(self) -> None:
-        self.writer.wait()  # a checkpoint may build on what it writes
         self._check_weights()
         self.run.check_present()
         self.team.average(norm.statistics(self.network.backbone))
         try:
+            self._write_kept_weights()
             self.run.checkpoints.save(self._state())
         except OSError as error:
             raise UserError(
