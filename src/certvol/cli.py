@@ -88,6 +88,7 @@ SHORTHANDS = (
     ("--weights", "model.weights", "a local weights file, or none to train from scratch"),
     ("--seed", "training.seed", "the seed of everything random"),
     ("--device", "training.device", "auto, cpu, cuda or cuda:N"),
+    ("--select", "guard.select", "last, or the label-free score that chooses the cycle to deliver"),
 )
 
 
