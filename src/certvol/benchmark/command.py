@@ -62,6 +62,7 @@ class Summary:
     tables: list[tables.Table]
     failures: list[tuple[str, str]]
     """(name of the job, reason)."""
+    results: list[Result]
 
 
 class Benchmark:
@@ -156,6 +157,8 @@ class Benchmark:
             )
             stopped = self._run_jobs(open_jobs, stop_signal) if open_jobs else None
             summary = self.write()
+            varied = list(dict.fromkeys(word.partition("=")[0] for word in self.request.vary))
+            draw_ablations(self.out / "figures", self.variants, summary.results, self.asked_tasks, varied)
         if stopped is not None:
             raise Interrupted("stopped, with the state of every run saved; the same command goes on", 128 + stopped)
         return summary
@@ -254,10 +257,8 @@ class Benchmark:
         write_text(self.out / "table.md", tables.markdown(made))
         write_text(self.out / "table.tex", tables.latex(made))
         write_text(self.out / "table.csv", tables.long_csv(made))
-        varied = list(dict.fromkeys(word.partition("=")[0] for word in self.request.vary))
-        draw_ablations(self.out / "figures", self.variants, found, self.asked_tasks, varied)
         failures = [(f"{r.task} {r.method} seed {r.seed}", r.status) for r in found if r.status.startswith("failed")]
-        return Summary(made, [(name, status.removeprefix("failed: ")) for name, status in failures])
+        return Summary(made, [(name, status.removeprefix("failed: ")) for name, status in failures], found)
 
     def _tasks_in_order(self, found: set[str]) -> list[str]:
         """As published, then others."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from certvol.benchmark.plan import Job
 
+LAUNCHER = [sys.executable, "-m", "certvol.benchmark.launcher"]
 GRACE = 60.0  # seconds that a run gets to save its state when it is asked to stop
 
 
@@ -31,13 +32,14 @@ class Process:
 
     def __init__(self, job: Job, log: Path, environment: Mapping[str, str]) -> None:
         self.job, self.log, self.started = job, log, time.monotonic()
+        self.asked = False
         log.parent.mkdir(parents=True, exist_ok=True)
         self.begins_at = log.stat().st_size if log.exists() else 0
         words = [job.folder, job.settings, job.source, job.target, job.seed, os.getpid()]
         with log.open("ab") as file:
             # In a session of its own: Ctrl-C is for the benchmark, which then asks its runs to stop.
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "certvol.benchmark.launcher", *map(str, words)],
+                [*LAUNCHER, *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -62,7 +64,9 @@ class Process:
         return told[-1] if told else lines[-1] if lines else f"exit code {code}"
 
     def ask_to_stop(self) -> None:
-        if self.popen.poll() is None:
+        """Once: a run that is asked again stops at once, with nothing saved."""
+        if not self.asked and self.popen.poll() is None:
+            self.asked = True
             self.popen.terminate()
 
     def end(self) -> None:
