@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import methods
@@ -22,6 +23,7 @@ from certvol.data.store import PixelStore
 from certvol.environment import describe_environment
 from certvol.errors import RunFailed, UserError
 from certvol.inference import Outputs, run_batches
+from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
@@ -169,6 +171,17 @@ class _Job:
                     f"({domain.failures[0][1]}); `certvol check` lists them"
                 )
         self.method = create_method(config, backbone, self.info, len(self.source.classes))
+        self._check_choice()
+
+    def _check_choice(self) -> None:
+        """Before training: a score that this run will not have cannot choose."""
+        select = self.config.guard.select
+        if select == "source_accuracy" and self.config.data.holdout == 0:
+            raise UserError("`guard.select source_accuracy` needs held-out source images: set `data.holdout` above 0")
+        if select == "sigma" and self.method.sigma(torch.zeros(1, self.info.dim)) is None:
+            raise UserError(
+                f"`guard.select sigma` needs a method with a sigma, which {self.config.method_name} has not"
+            )
 
     def run_to_end(self) -> Run:
         try:
@@ -254,6 +267,18 @@ class _Job:
             "source_only": figures(source_only.labels_N, true_N, self.source.classes),
             "adapted": figures(adapted.labels_N, true_N, self.source.classes),
             "delivered": {"model": delivery.model, "why": delivery.why, "norm": delivery.mode},
+            "watched": self._watched_figures(true_N[trainer.watched]) if self.team.main else None,
+        }
+
+    def _watched_figures(self, true_N: NDArray[np.int64]) -> dict[str, Any]:
+        """Of every cycle, on the images whose predictions were kept: what a choice of checkpoint is judged by."""
+        num_classes = len(self.source.classes)
+        kept = [(cycle, probabilities.argmax(axis=1)) for cycle, _, probabilities in self.run.journal.read_cycles()]
+        return {
+            "images": len(true_N),
+            "cycles": [cycle for cycle, _ in kept],
+            "accuracy": [accuracy(labels, true_N) for _, labels in kept],
+            "mean_class_accuracy": [mean_class_accuracy(labels, true_N, num_classes) for _, labels in kept],
         }
 
 

@@ -20,6 +20,7 @@ import yaml
 from certvol.errors import UserError
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
+Selector = Literal["last", "mutual_information", "bnm", "snd", "corr_c", "entropy", "source_accuracy", "sigma", "ensv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +151,10 @@ class GuardConfig:
     """How many fixed target images are watched, and at most half as many held-out source images."""
     trial_cycles: int = 5
     """With model.norm auto: cycles of trial for each candidate."""
+    select: Selector = "last"
+    """Which cycle's model is delivered: the last, or the best healthy one by a label-free score (ensv: of two at a time)."""
+    keep: Literal["chosen", "all"] = "chosen"
+    """all: the weights of each score's best cycle stay in RUN/cycles, not only those of `select` and of the guard."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator
-from certvol.selection import choose_mode, label_free_scores, sign_of_spreading
+from certvol.selection import SELECTORS, choose_mode, label_free_scores, sign_of_spreading
 from certvol.stopping import StopSignal
 from certvol.training.checkpoint import (
     Checkpoints,
@@ -48,8 +48,9 @@ from certvol.training.checkpoint import (
     without_prefix,
     write_tensors,
 )
+from certvol.training.choice import Choice
 from certvol.training.distributed import Team, gathered
-from certvol.training.guard import Guard, Scores
+from certvol.training.guard import GUARDS_SCORE, Guard, Scores
 from certvol.training.labeller import Labeller
 from certvol.training.position import Delivery, Position
 from certvol.training.pseudo_labels import Filed
@@ -102,6 +103,9 @@ class Trainer:
 
         self.position = Position(mode=self.network.domains.mode)
         self.guard = Guard(config.guard)
+        chosen = SELECTORS if config.guard.keep == "all" else (config.guard.select,)
+        # The guard keeps the best by its own score anyway.
+        self.choice = Choice(tuple(name for name in chosen if name not in ("last", GUARDS_SCORE)))
         self.journal: Journal = run.journal
         self.plan: CyclePlan | None = None
         self.pretrained_NC: NDArray[np.float32] | None = None
@@ -162,6 +166,7 @@ class Trainer:
         """A look at the pretrained model, then statistics of the mode, and a fresh optimiser where the settings ask for one."""
         outputs = self._look(0, SOURCE)
         self.guard.start(self._scores(outputs))
+        self.choice.start()
         self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
         self.network.domains.mode = self.position.mode
         if self.network.domains.apart:
@@ -236,10 +241,12 @@ class Trainer:
         cycle = self.position.cycle
         outputs = self._look(cycle)
         scores = self._scores(outputs)
-        self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
+        self.journal.log_scores(cycle, {**scores, "collapsed": bool(signs)}, outputs.probabilities_NC)
         if best:
-            self._keep_weights(self.journal.best_weights)
+            self._keep_weights(self.journal.best_weights(GUARDS_SCORE))
+        for name in [] if signs else self.choice.look(cycle, scores, outputs.probabilities_NC):
+            self._keep_weights(self.journal.best_weights(name))
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -251,26 +258,36 @@ class Trainer:
         if not self.method.adapts or self.settings.cycles == 0:
             self.network.domains.mode = of_source
             return Delivery("pretrained", "this run does not adapt", of_source)
+        select = self.config.guard.select
+        best = self.guard.best_cycle if select in ("last", GUARDS_SCORE) else self.choice.best.get(select, (None,))[0]
         if not position.collapse:
             if (sign := sign_of_spreading(self.guard.last, self.guard.pretrained)) is not None:
                 self.reporter.warn(sign)
-            return Delivery("last", f"cycle {last}, the last one", position.mode)
+            if select == "last" or best in (None, last):
+                return Delivery("last", f"cycle {last}, the last one", position.mode)
+            self._load_best(select)
+            return Delivery(f"cycle {best}", f"the best of {last} cycles by {select}", position.mode)
         reason = "; ".join(position.collapse)
         if self.config.guard.action == "stop":
             raise RunFailed(
                 f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
                 "Another `model.norm` or a lower `training.learning_rate` may help"
             )
+        if best is not None:
+            self._load_best(GUARDS_SCORE if select == "last" else select)
+            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {best}, the best before"
+            return Delivery(f"cycle {best}", why, position.mode)
         self.team.wait()
-        if self.guard.best_cycle is not None:
-            load_into(self.method, read_tensors(self.run.journal.best_weights), self.run.journal.best_weights.name)
-            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
-            return Delivery(f"cycle {self.guard.best_cycle}", why, position.mode)
         load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         self.network.domains.mode = of_source
         return Delivery(
             "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
         )
+
+    def _load_best(self, selector: str) -> None:
+        self.team.wait()
+        weights = self.run.journal.best_weights(selector)
+        load_into(self.method, read_tensors(weights), weights.name)
 
     # --- a cycle -------------------------------------------------------------------------------------------------------
 
@@ -403,9 +420,11 @@ class Trainer:
             tensors |= with_prefix("plan", plan)
         if self.pretrained_NC is not None:
             tensors["pretrained_NC"] = torch.from_numpy(self.pretrained_NC)
+        tensors |= with_prefix("choice", self.choice.tensors())
         facts = {
             "position": dataclasses.asdict(self.position),
             "guard": self.guard.facts(),
+            "choice": self.choice.facts(),
             "fingerprints": self.fingerprints,
             "journal": self.run.journal.lengths(),
             "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
@@ -435,6 +454,7 @@ class Trainer:
         self.position = Position(**state.facts["position"])
         self.position.check()
         self.guard.restore(state.facts["guard"])
+        self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))
         self.network.domains.mode = self.position.mode
         self.unwritten.clear()
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
