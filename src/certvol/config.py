@@ -126,6 +126,10 @@ class TrainingConfig:
     """on_demand: label, in random order, only as many images as the cycle will draw."""
     labelling_share: float = 1.0
     """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
+    batches: Literal["balanced", "plain"] = "balanced"
+    """balanced: by class and by pseudo-class; plain: images of either domain as they come."""
+    teacher: float = 0.0
+    """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
 
@@ -365,7 +369,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
-    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent guard.spread "
+    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
     "augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
 ).split()
@@ -380,7 +384,7 @@ _AT_MOST = {
     "augment.grey": 1,
     "augment.jitter": 1,
 }
-_BELOW_ONE = "model.dropout training.mc_dropout training.momentum".split()
+_BELOW_ONE = "model.dropout training.mc_dropout training.momentum training.teacher".split()
 
 
 def _check_ranges(config: Config) -> None:
