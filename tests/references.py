@@ -51,3 +51,13 @@ def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_po
             changes += sum(before != after for before, after in itertools.pairwise(predicted))
             differing += predicted[0] != predicted[-1]
     return changes / num_points, differing / num_points
+
+
+def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None) -> float:
+    """Half the weighted mean of -log sigmoid(logit) over the source and half that of -log(1 - sigmoid(logit)) over the target."""
+    halves = []
+    for rows, sign in ((range(num_source), 1), (range(num_source, len(logits_N)), -1)):
+        weights = [1.0 if certainty_N is None else float(certainty_N[i]) for i in rows]
+        values = [math.log(1 + math.exp(-sign * float(logits_N[i]))) for i in rows]
+        halves.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+    return sum(halves) / 2

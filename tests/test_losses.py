@@ -84,3 +84,45 @@ def test_losses_are_float32_for_half_precision_logits() -> None:
     assert losses.samples_cross_entropy(logits, torch.tensor([0, 1])).dtype == torch.float32
     assert losses.cross_entropy(logits[:, 0], torch.tensor([0, 1])).dtype == torch.float32
     assert losses.antagonistic(torch.ones(2, dtype=torch.bfloat16), torch.zeros(2), 4).dtype == torch.float32
+
+
+def test_mean_cross_entropy_averages_and_is_zero_of_no_images() -> None:
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    assert torch.allclose(losses.mean_cross_entropy(logits, labels), losses.cross_entropy(logits, labels).mean())
+    assert losses.mean_cross_entropy(logits[:0], labels[:0]).item() == 0
+
+
+def test_the_ramp_rises_from_zero_as_the_formula_says() -> None:
+    for p in (0.0, 0.1, 0.5, 1.0):
+        expected = 2 / (1 + math.exp(-10 * p)) - 1
+        assert losses.ramp(torch.tensor(p)).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_domain_confusion_of_a_clueless_discriminator_is_log_two() -> None:
+    assert losses.domain_confusion(torch.zeros(7), 3).item() == pytest.approx(math.log(2))
+
+
+def test_domain_confusion_is_the_naive_loop() -> None:
+    logits, certainty = torch.randn(9), torch.rand(9) + 0.1
+    for weights in (None, certainty):
+        expected = references.domain_confusion(logits, 4, weights)
+        assert losses.domain_confusion(logits, 4, weights).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_source", [0, 6])
+def test_domain_confusion_of_one_domain_is_zero_with_zero_gradients(num_source: int) -> None:
+    logits = (torch.randn(6) * 1e4).requires_grad_()
+    loss = losses.domain_confusion(logits, num_source, torch.ones(6))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
+
+
+def test_entropy_of_even_and_of_one_hot_rows() -> None:
+    rows = torch.tensor([[0.25] * 4, [1.0, 0, 0, 0]], requires_grad=True)
+    values = losses.entropy(rows)
+    assert values.tolist() == pytest.approx([math.log(4), 0])
+    values.sum().backward()
+    assert rows.grad is not None
+    assert torch.isfinite(rows.grad).all()

@@ -1,7 +1,8 @@
-"""The losses, from tensors to tensors. N images, M samples, C classes. All are computed in float32."""
+"""The losses, from tensors to tensors. N images, M samples, D features, C classes. All are computed in float32."""
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,3 +30,45 @@ def antagonistic(sigma_N: Tensor, samples_ce_N: Tensor, num_classes: int) -> Ten
     The equation as printed jumps by 1/2 at a distance of 1; the usual form used here does not, and has the same gradient.
     """
     return F.smooth_l1_loss(sigma_N.float(), sigma_target(samples_ce_N, num_classes), reduction="none")
+
+
+def mean_cross_entropy(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
+    """Averaged over the images; 0 of none, which a process of several may be left with."""
+    return cross_entropy(logits_NC, labels_N).sum() / max(1, len(labels_N))
+
+
+def ramp(progress: Tensor, steepness: float = 10.0) -> Tensor:
+    """From 0 at progress 0 to almost 1 at progress 1: 2 / (1 + exp(-steepness * p)) - 1 (Ganin and Lempitsky)."""
+    return (progress * (steepness / 2)).tanh()
+
+
+def _domain_weights(num_source: int, num_target: int, like: Tensor) -> Tensor:
+    """One weight per row, source first: half for each domain, even over its rows. All 0 where one domain is absent."""
+    if num_source == 0 or num_target == 0:
+        return like.new_zeros(num_source + num_target, dtype=torch.float32)
+    of_source = like.new_full((num_source,), 0.5 / num_source, dtype=torch.float32)
+    return torch.cat([of_source, like.new_full((num_target,), 0.5 / num_target, dtype=torch.float32)])
+
+
+def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None = None) -> Tensor:
+    """Cross-entropy of a domain discriminator (1: source), averaged over each domain, then over both.
+
+    0, with zero gradients, where a batch has rows of one domain only. `certainty_N`: how much a row counts within its domain.
+    """
+    of_source_N = torch.zeros_like(logits_N, dtype=torch.float32)
+    of_source_N[:num_source] = 1
+    each_N = F.binary_cross_entropy_with_logits(logits_N.float(), of_source_N, reduction="none")
+    weights_N = _domain_weights(num_source, len(logits_N) - num_source, logits_N)
+    if certainty_N is not None:
+        weights_N = weights_N * torch.cat([_mean_one(c) for c in certainty_N.float().tensor_split([num_source])])
+    return (weights_N * each_N).sum()
+
+
+def _mean_one(weights_N: Tensor) -> Tensor:
+    return weights_N / weights_N.mean() if len(weights_N) > 0 else weights_N
+
+
+def entropy(probabilities_NC: Tensor) -> Tensor:
+    """Shannon's, one value per row; finite, and with finite gradients, at probability 0."""
+    p_NC = probabilities_NC.float()
+    return -(p_NC * p_NC.clamp(min=torch.finfo(torch.float32).tiny).log()).sum(dim=1)
