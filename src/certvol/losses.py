@@ -72,3 +72,64 @@ def entropy(probabilities_NC: Tensor) -> Tensor:
     """Shannon's, one value per row; finite, and with finite gradients, at probability 0."""
     p_NC = probabilities_NC.float()
     return -(p_NC * p_NC.clamp(min=torch.finfo(torch.float32).tiny).log()).sum(dim=1)
+
+
+def _full_precision(like: Tensor) -> torch.autocast:
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def covariance(rows_ND: Tensor) -> Tensor:
+    """D x D, with N - 1."""
+    with _full_precision(rows_ND):
+        centred_ND = rows_ND.float() - rows_ND.float().mean(dim=0)
+        return centred_ND.T @ centred_ND / max(1, len(rows_ND) - 1)
+
+
+def coral(source_ND: Tensor, target_ND: Tensor) -> Tensor:
+    """Squared distance of the covariances over 4 D^2 (Sun and Saenko). 0 where a domain has no covariance: fewer than 2 rows."""
+    if min(len(source_ND), len(target_ND)) < 2:
+        return source_ND.new_zeros((), dtype=torch.float32)
+    return (covariance(source_ND) - covariance(target_ND)).square().sum() / (4 * source_ND.shape[1] ** 2)
+
+
+def maximum_mean_discrepancy(
+    source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...] = (0.5, 1.0, 2.0), biased: bool = False
+) -> Tensor:
+    """MMD^2 with a sum of Gaussian kernels exp(-d^2 / (2 scale m)); m, without gradient, is the mean d^2 of all pairs of rows.
+
+    Without bias it may be negative: its expectation is 0 where the domains agree. `biased` counts each row's kernel with itself.
+    0 where a domain has fewer than 2 rows.
+    """
+    num_source, num_target = len(source_ND), len(target_ND)
+    if min(num_source, num_target) < 2:
+        return source_ND.new_zeros((), dtype=torch.float32)
+    with _full_precision(source_ND):
+        rows_ND = torch.cat([source_ND, target_ND]).float()
+        # Not by matrix products, whose rounding is large against the distance of near rows.
+        squared_NN = torch.cdist(rows_ND, rows_ND, compute_mode="donot_use_mm_for_euclid_dist").square()
+        pairs = len(rows_ND) * (len(rows_ND) - 1)
+        mean = (squared_NN.detach().sum() / pairs).clamp(min=torch.finfo(torch.float32).tiny)
+        kernel_NN = torch.stack([(squared_NN / (-2 * scale * mean)).exp() for scale in scales]).sum(dim=0)
+        if not biased:
+            kernel_NN = kernel_NN * (1 - torch.eye(len(rows_ND), device=kernel_NN.device))
+        own = 0 if biased else 1
+        within_source = kernel_NN[:num_source, :num_source].sum() / (num_source * (num_source - own))
+        within_target = kernel_NN[num_source:, num_source:].sum() / (num_target * (num_target - own))
+        return within_source + within_target - 2 * kernel_NN[:num_source, num_source:].mean()
+
+
+def certainty_weights(probabilities_NC: Tensor) -> Tensor:
+    """1 + exp(-entropy) of each row, without gradient: from almost 1 (no idea) to 2 (sure)."""
+    return 1 + (-entropy(probabilities_NC.detach())).exp()
+
+
+def class_confusion(logits_NC: Tensor, temperature: float) -> Tensor:
+    """MCC (Jin et al.): how much probability sure rows give to pairs of different classes, per class. 0 of no rows."""
+    with _full_precision(logits_NC):
+        p_NC = (logits_NC.float() / temperature).softmax(dim=1)
+        weights_N = _mean_one(certainty_weights(p_NC))
+        confusion_CC = (weights_N[:, None] * p_NC).T @ p_NC
+        # A class that no row believes in has an empty row.
+        confusion_CC = confusion_CC / confusion_CC.sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        num_classes = logits_NC.shape[1]
+        return (confusion_CC * (1 - torch.eye(num_classes, device=p_NC.device))).sum() / num_classes
