@@ -13,7 +13,7 @@ OPTIONAL = [
 
 
 def test_there_are_such_methods() -> None:
-    assert {"deep_coral"} <= set(OPTIONAL)
+    assert {"deep_coral", "mcc"} <= set(OPTIONAL)
 
 
 @pytest.mark.parametrize("asked", [False, True])
