@@ -51,3 +51,62 @@ def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_po
             changes += sum(before != after for before, after in itertools.pairwise(predicted))
             differing += predicted[0] != predicted[-1]
     return changes / num_points, differing / num_points
+
+
+def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None) -> float:
+    """Half the weighted mean of -log sigmoid(logit) over the source and half that of -log(1 - sigmoid(logit)) over the target."""
+    halves = []
+    for rows, sign in ((range(num_source), 1), (range(num_source, len(logits_N)), -1)):
+        weights = [1.0 if certainty_N is None else float(certainty_N[i]) for i in rows]
+        values = [math.log(1 + math.exp(-sign * float(logits_N[i]))) for i in rows]
+        halves.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+    return sum(halves) / 2
+
+
+def coral(source_ND: Tensor, target_ND: Tensor) -> float:
+    total, dim = 0.0, source_ND.shape[1]
+    for a in range(dim):
+        for b in range(dim):
+            entries = []
+            for rows in (source_ND, target_ND):
+                mean_a, mean_b = float(rows[:, a].mean()), float(rows[:, b].mean())
+                products = [(float(row[a]) - mean_a) * (float(row[b]) - mean_b) for row in rows]
+                entries.append(sum(products) / (len(rows) - 1))
+            total += (entries[0] - entries[1]) ** 2
+    return total / (4 * dim**2)
+
+
+def maximum_mean_discrepancy(source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...], biased: bool) -> float:
+    rows = [*source_ND, *target_ND]
+    squared = [[float(((a - b) ** 2).sum()) for b in rows] for a in rows]
+    pairs = [squared[i][j] for i in range(len(rows)) for j in range(len(rows)) if i != j]
+    mean = sum(pairs) / len(pairs)
+
+    def average(left: range, right: range) -> float:
+        values = [
+            sum(math.exp(-squared[i][j] / (2 * scale * mean)) for scale in scales)
+            for i in left
+            for j in right
+            if biased or i != j
+        ]
+        return sum(values) / len(values)
+
+    source, target = range(len(source_ND)), range(len(source_ND), len(rows))
+    return average(source, source) + average(target, target) - 2 * average(source, target)
+
+
+def class_confusion(logits_NC: Tensor, temperature: float) -> float:
+    rows, classes = logits_NC.tolist(), logits_NC.shape[1]
+    probabilities = []
+    for row in rows:
+        powers = [math.exp(value / temperature) for value in row]
+        probabilities.append([power / sum(powers) for power in powers])
+    weights = [1 + math.exp(sum(p * math.log(p) for p in row)) for row in probabilities]
+    weights = [weight * len(rows) / sum(weights) for weight in weights]
+    confusion = [
+        [sum(w * row[a] * row[b] for w, row in zip(weights, probabilities, strict=True)) for b in range(classes)]
+        for a in range(classes)
+    ]
+    return sum(
+        confusion[a][b] / sum(confusion[a]) for a in range(classes) for b in range(classes) if a != b
+    ) / classes  # fmt: skip

@@ -121,6 +121,30 @@ def test_one_label_only_gives_finite_losses(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("num_source", [16, 15, 1, 0])
+def test_batches_of_one_domain_alone_give_finite_losses_and_gradients(name: str, num_source: int) -> None:
+    """Source images stand in for classes without target images; a process of several may get rows of one domain only."""
+    method = make_method(name).train()
+    terms = method.loss_terms(dataclasses.replace(make_batch(), num_source=num_source))
+    assert set(terms) == set(method.loss_terms(make_batch())), "all batches of a phase have the same terms"
+    assert all(torch.isfinite(value) for value in terms.values())
+    method.loss(terms).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("scale", [0.0, 1e6])
+def test_images_of_nothing_and_of_huge_values_give_finite_losses_and_gradients(name: str, scale: float) -> None:
+    method = make_method(name).train()
+    method.network.domains.mode = "frozen"  # without the batch's statistics features are as small or large as images
+    batch = make_batch()
+    terms = method.loss_terms(dataclasses.replace(batch, images_NCHW=batch.images_NCHW * scale))
+    assert all(torch.isfinite(value) for value in terms.values())
+    method.loss(terms).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_sigma_is_one_positive_value_per_image_or_absent(name: str) -> None:
     method = make_method(name).eval()
     sigma_N = method.sigma(torch.randn(5, method.network.info.dim))

@@ -43,6 +43,10 @@ class Batch:
     watched: dict[str, Tensor] = field(default_factory=dict)
     """A method may leave values per image here (`sigma`), detached: their medians over each domain are logged."""
 
+    def num_labelled(self, with_target: bool) -> int:
+        """How many rows, from the first, train a classifier: the source's, or with the target's pseudo-labels all."""
+        return len(self.labels_N) if with_target else self.num_source
+
     def noise(self, features_ND: Tensor, num_samples: int) -> Tensor:
         """eps ~ N(0, 1), N x M x D. Drawn for the whole batch, so that it depends on an image's place in it alone."""
         shape = (self.total, num_samples, features_ND.shape[1])
