@@ -32,6 +32,11 @@ def antagonistic(sigma_N: Tensor, samples_ce_N: Tensor, num_classes: int) -> Ten
     return F.smooth_l1_loss(sigma_N.float(), sigma_target(samples_ce_N, num_classes), reduction="none")
 
 
+def membership(labels_N: Tensor, num_classes: int) -> Tensor:
+    """One-hot rows, N x C. Torch's own `one_hot` waits for the device."""
+    return (labels_N[:, None] == torch.arange(num_classes, device=labels_N.device)).float()
+
+
 def mean_cross_entropy(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
     """Averaged over the images; 0 of none, which a process of several may be left with."""
     return cross_entropy(logits_NC, labels_N).sum() / max(1, len(labels_N))
@@ -133,3 +138,11 @@ def class_confusion(logits_NC: Tensor, temperature: float) -> Tensor:
         confusion_CC = confusion_CC / confusion_CC.sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         num_classes = logits_NC.shape[1]
         return (confusion_CC * (1 - torch.eye(num_classes, device=p_NC.device))).sum() / num_classes
+
+
+def smoothed_cross_entropy(logits_NC: Tensor, labels_N: Tensor, smoothing: float) -> Tensor:
+    """One value per image: against 1 - smoothing for the label and smoothing / (C - 1) for every other class."""
+    log_NC = logits_NC.float().log_softmax(dim=1)
+    own_N = log_NC.gather(1, labels_N[:, None]).squeeze(1)
+    other = smoothing / (logits_NC.shape[1] - 1)
+    return -((1 - smoothing) * own_N + other * (log_NC.sum(dim=1) - own_N))
