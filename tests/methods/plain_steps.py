@@ -1,5 +1,6 @@
 """Optimiser steps of a method, redone with nothing of ours but the initial weights."""
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.methods.protocol import AdaptationMethod, Batch
-from methods.test_contract import make_batch
+from methods.test_contract import fitted, make_batch
 
 Weights = dict[str, Tensor]
 STEP = {"lr": 0.01, "momentum": 0.9, "nesterov": True}
@@ -60,12 +61,16 @@ def assert_steps_are(
     before = {name: value.detach().clone() for name, value in weights.items()}
     ours, theirs = torch.optim.SGD(method.parameters(), **STEP), torch.optim.SGD(weights.values(), **STEP)
     for step in range(steps):
+        mine = fitted(method, make_batch(seed=step, **batch), step)
         ours.zero_grad()
-        method.loss(method.loss_terms(make_batch(seed=step, **batch))).backward()
+        method.loss(method.loss_terms(mine)).backward()
         ours.step()
         method.after_step()
+        if method.teacher is not None:
+            method.teacher.follow()
         theirs.zero_grad()
-        plain_loss(weights, make_batch(seed=step, **batch)).backward()
+        again = dataclasses.replace(mine, generator=make_batch(seed=step, **batch).generator)
+        plain_loss(weights, again).backward()
         theirs.step()
     for name, value in method.named_parameters():
         assert torch.allclose(value, weights[name], atol=3e-6, rtol=1e-4), (name, (value - weights[name]).abs().max())
