@@ -65,7 +65,7 @@ def test_left_out_images_have_no_label_and_the_means_are_of_this_survey() -> Non
 
 
 def test_sets_of_means_differ_by_what_was_drawn() -> None:
-    method = make_method("ufal", mean_draws=3)
+    method = make_method("ufal", mean_draws=3, floor=0.0, drop=0.3)
     method.network.classifier.output.weight.data.mul_(20)  # sure enough for the filter
     with torch.no_grad():
         method.label_target(make_survey(method, 64))
