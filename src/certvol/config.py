@@ -367,7 +367,8 @@ _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
     "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
-    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight"
+    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
+    "method.bottleneck"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
