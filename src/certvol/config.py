@@ -365,13 +365,15 @@ def _kind_in_words(kind: Any) -> str:
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
-    "augment.crop_aspect method.num_samples method.temperature"
+    "augment.crop_aspect method.num_samples method.temperature method.random_dim "
+    "method.discriminator_width"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
     "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
-    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight"
+    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
+    "method.bottleneck method.reversal"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,

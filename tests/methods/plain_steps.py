@@ -47,6 +47,29 @@ def bottleneck_of(weights: Weights, features_ND: Tensor) -> Tensor:
     return torch.relu(normalised(x, weights[f"{norm}.weight_SC"][0], weights[f"{norm}.bias_SC"][0]))
 
 
+def adversarial(
+    weights: Weights, rows_ND: Tensor, num_source: int, reversal: float, certainty_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(discriminator's loss with gradients for the discriminator alone, what `rows` minimise): gradient reversal, taken apart."""
+    losses = []
+    for own in (True, False):
+        x = rows_ND.detach() if own else rows_ND
+        used = {name: value if own else value.detach() for name, value in weights.items()}
+        for layer in (0, 3):
+            x = linear(used, f"discriminator.layers.{layer}", x)
+            scale, bias = (used[f"discriminator.layers.{layer + 1}.{kind}"] for kind in ("weight", "bias"))
+            x = torch.relu(normalised(x, scale, bias))
+        source = torch.sigmoid(linear(used, "discriminator.layers.6", x)[:, 0])
+        right = torch.cat([source[:num_source], 1 - source[num_source:]])
+        certainty = torch.ones(len(right)) if certainty_N is None else certainty_N
+        halves = [
+            -(certainty[rows] * right[rows].log()).sum() / certainty[rows].sum()
+            for rows in (slice(num_source), slice(num_source, None))
+        ]
+        losses.append((halves[0] + halves[1]) / 2)
+    return losses[0], -reversal * losses[1]
+
+
 def negative_log_likelihood(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
     return -torch.log_softmax(logits_NC, -1)[torch.arange(len(labels_N)), labels_N].mean()
 

@@ -9,7 +9,7 @@ All modes are one layer with one layout of weights, so that the mode can change 
 are ordered source first; the network's `Domains` says how many they are, or whose a whole evaluation batch is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,12 +36,15 @@ class Domains:
 
 
 class DomainBatchNorm(nn.Module):
-    """BatchNorm2d with two sets of statistics; the second is the target's where domains are kept apart."""
+    """BatchNorm with two sets of statistics; the second is the target's where domains are kept apart.
+
+    One value per channel has no statistics of its own: such a batch is normalised with the stored ones, which do not move.
+    """
 
     running_mean_2C: Tensor
     running_var_2C: Tensor
 
-    def __init__(self, layer: nn.BatchNorm2d, domains: Domains) -> None:
+    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, domains: Domains) -> None:
         super().__init__()
         if layer.running_mean is None or layer.running_var is None or layer.weight is None:
             raise ValueError(
@@ -64,7 +67,7 @@ class DomainBatchNorm(nn.Module):
             self.running_var_2C[domain],
             self.weight_SC[affine],
             self.bias_SC[affine],
-            training=self.training and self.domains.mode != "frozen",
+            training=self.training and self.domains.mode != "frozen" and rows.numel() > rows.shape[1],
             momentum=self.momentum,
             eps=self.eps,
         )
@@ -118,8 +121,13 @@ def copy_source_to_target(backbone: nn.Module) -> None:
 
 
 @torch.no_grad()
-def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Before the first target image is trained on: the average over `batches` of target images, by their sizes."""
+def estimate_target_statistics(
+    backbone: nn.Module, batches: Iterable[Tensor], forward: Callable[[Tensor], object] | None = None
+) -> None:
+    """Before the first target image is trained on: the average over `batches` of target images, by their sizes.
+
+    `forward`: how images pass through all layers, where that is more than `backbone(images)`.
+    """
     layers = list(domain_layers(backbone))
     momentum = [layer.momentum for layer in layers]
     was_training = backbone.training
@@ -130,7 +138,7 @@ def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -
         for layer in layers:
             layer.train()
             layer.momentum = len(images_NCHW) / seen
-        backbone(images_NCHW)
+        (forward or backbone)(images_NCHW)
     for layer, before in zip(layers, momentum, strict=True):
         layer.momentum = before
     backbone.train(was_training)

@@ -162,14 +162,17 @@ class Trainer:
         """Statistics of the mode, for a pretrained model that knows the source's alone."""
         self.network.domains.mode = self.position.mode
         if self.network.domains.apart:
-            norm.copy_source_to_target(self.network.backbone)
+            norm.copy_source_to_target(self.method)
             order = numpy_generator(self.seed, "statistics").permutation(len(self.views.target))
             images = order[: STATISTICS_BATCHES * self.settings.batch_size]
             if len(images) > 1:  # one image alone has no statistics: the source's then stay
                 even = math.ceil(len(images) / math.ceil(len(images) / self.settings.batch_size))
                 with self.network.rows_of(domain=TARGET), mixed_precision(self.device, self.bf16):
                     batches = self.views.test_batches(TARGET, images, even)
-                    norm.estimate_target_statistics(self.network.backbone, batches)
+                    # Through the head too: a method's own may have layers with statistics.
+                    norm.estimate_target_statistics(
+                        self.method, batches, lambda images: self.method.logits(self.network.features(images))
+                    )
         self._start_teacher()
 
     def _start_teacher(self) -> None:
@@ -330,7 +333,7 @@ class Trainer:
                     self._save_if_due()
             self._stop_if_asked()
         self.position.cycle, self.position.step, self.plan = self.position.cycle + 1, 0, None
-        self._average_statistics()
+        self.team.average(self._moving_tensors())
 
     def _log(self, terms: dict[str, Tensor], batch: Batch, place: int, learning_rate: float) -> None:
         """The only place where training waits for the device."""
@@ -502,6 +505,15 @@ class Trainer:
             f"going on from {self.position.phase}, cycle {self.position.cycle}, step {self.position.step}"
         )
 
+    def _moving_tensors(self) -> list[Tensor]:
+        """What each process moves by its own rows: statistics, and what else a method keeps beside its weights."""
+        others = [
+            buffer
+            for name, buffer in self.method.named_buffers()
+            if buffer.is_floating_point() and not name.startswith("network.backbone.")
+        ]
+        return [*norm.statistics(self.network.backbone), *others]
+
     def _check_weights(self) -> None:
         """Before anything is written that others build on."""
         weights = [tensor for tensor in self.method.state_dict().values() if tensor.is_floating_point()]
@@ -524,16 +536,10 @@ class Trainer:
         self.method.teacher = teacher
         self._start_teacher()
 
-    def _average_statistics(self) -> None:
-        self.team.average(norm.statistics(self.network.backbone))
-        if self.team.size > 1 and self.method.teacher is not None:
-            with self.method.teacher.in_charge():
-                self.team.average(norm.statistics(self.network.backbone))
-
     def _save(self) -> None:
         self._check_weights()
         self.run.check_present()
-        self._average_statistics()
+        self.team.average(self._moving_tensors())
         try:
             self.run.checkpoints.save(self._state())
         except OSError as error:
