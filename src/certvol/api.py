@@ -27,6 +27,7 @@ from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
+from certvol.nn.teacher import Teacher
 from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, read_metrics, write_text
@@ -171,6 +172,8 @@ class _Job:
                     f"({domain.failures[0][1]}); `certvol check` lists them"
                 )
         self.method = create_method(config, backbone, self.info, len(self.source.classes))
+        if config.training.teacher > 0 and self.method.teacher is None:
+            self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
         self._check_choice()
 
     def _check_choice(self) -> None:

@@ -131,6 +131,10 @@ class TrainingConfig:
     """on_demand: label, in random order, only as many images as the cycle will draw."""
     labelling_share: float = 1.0
     """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
+    batches: Literal["balanced", "plain"] = "balanced"
+    """balanced: by class and by pseudo-class; plain: images of either domain as they come."""
+    teacher: float = 0.0
+    """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
 
@@ -370,13 +374,15 @@ def _kind_in_words(kind: Any) -> str:
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
-    "augment.crop_aspect method.num_samples"
+    "augment.crop_aspect method.num_samples method.temperature method.random_dim "
+    "method.discriminator_width"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
-    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent guard.spread "
+    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
-    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
+    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
+    "method.bottleneck method.reversal"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
@@ -389,7 +395,7 @@ _AT_MOST = {
     "augment.grey": 1,
     "augment.jitter": 1,
 }
-_BELOW_ONE = "model.dropout training.mc_dropout training.momentum".split()
+_BELOW_ONE = "model.dropout training.mc_dropout training.momentum training.teacher".split()
 
 
 def _check_ranges(config: Config) -> None:

@@ -1,7 +1,7 @@
 """From a model and images to logits, probabilities and sigma. The trainer labels with it, `predict` predicts with it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +30,15 @@ class Outputs:
 
 @contextmanager
 def evaluating(method: AdaptationMethod, domain: int) -> Iterator[None]:
-    """Inside: no gradients, stored statistics of `domain`, no dropout."""
+    """Inside: no gradients, stored statistics of `domain`, no dropout; a teacher, where there is one, in charge."""
     was_training = method.training
     method.eval()
     try:
-        with torch.inference_mode(), method.network.rows_of(domain=domain):
+        with (
+            method.teacher.in_charge() if method.teacher else nullcontext(),
+            torch.inference_mode(),
+            method.network.rows_of(domain=domain),
+        ):
             yield
     finally:
         method.train(was_training)

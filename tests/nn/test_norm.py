@@ -181,3 +181,14 @@ def test_synchronised_alone_is_an_ordinary_batch_norm(monkeypatch: pytest.Monkey
         found.append(_trained(layer, layer(x), x))
     for plain, other in zip(*found, strict=True):
         assert torch.allclose(plain, other, atol=1e-4)
+
+
+def test_a_single_row_of_a_domain_is_normalised_with_what_is_stored() -> None:
+    domains = norm.Domains(mode="per_domain", num_source=3)
+    layer = norm.DomainBatchNorm(nn.BatchNorm1d(2), domains)
+    x = torch.randn(4, 2)
+    y = layer(x)
+    assert torch.allclose(y[3], x[3] / (1 + 1e-5) ** 0.5)
+    assert torch.allclose(y[:3].mean(0), torch.zeros(2), atol=1e-6)
+    assert torch.equal(layer.running_mean_2C[norm.TARGET], torch.zeros(2))
+    assert not torch.equal(layer.running_mean_2C[norm.SOURCE], torch.zeros(2))

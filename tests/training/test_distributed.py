@@ -84,9 +84,11 @@ def test_alone_nothing_is_gathered_averaged_or_waited_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["cvp", "basic"])
+@pytest.mark.parametrize("method", ["cvp", "basic", "dann"])
 def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     settings = {**SAME, "method.name": method}
+    if method == "dann":  # a network that pretraining leaves out
+        settings |= {"method.discriminator_norm": False, "training.weight_decay": 0.1}
     if method != "cvp":
         settings.pop("method.num_samples")
     for processes in (1, 2):

@@ -9,7 +9,7 @@ All modes are one layer with one layout of weights, so that the mode can change 
 are ordered source first; the network's `Domains` says how many they are, or whose a whole evaluation batch is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,12 +38,15 @@ class Domains:
 
 
 class DomainBatchNorm(nn.Module):
-    """BatchNorm2d with two sets of statistics; the second is the target's where domains are kept apart."""
+    """BatchNorm with two sets of statistics; the second is the target's where domains are kept apart.
+
+    One value per channel has no statistics of its own: such a batch is normalised with the stored ones, which do not move.
+    """
 
     running_mean_2C: Tensor
     running_var_2C: Tensor
 
-    def __init__(self, layer: nn.BatchNorm2d, domains: Domains) -> None:
+    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, domains: Domains) -> None:
         super().__init__()
         if layer.running_mean is None or layer.running_var is None or layer.weight is None:
             raise ValueError(
@@ -65,6 +68,7 @@ class DomainBatchNorm(nn.Module):
         training = self.training and self.domains.mode != "frozen"
         if training and self.domains.synchronised:
             return _over_all_processes(rows, mean_C, var_C, weight_C, bias_C, self.momentum, self.eps)
+        training = training and rows.numel() > rows.shape[1]  # one value alone has no statistics
         return F.batch_norm(rows, mean_C, var_C, weight_C, bias_C, training, self.momentum, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +79,8 @@ class DomainBatchNorm(nn.Module):
             return self._normalise(x, self.domains.whole_batch)
         if split == 0 or split == x.shape[0]:
             return self._normalise(x, TARGET if split == 0 else SOURCE)
-        if torch.compiler.is_compiling() and self.training and 2 * split == len(x) and not self.domains.synchronised:
+        fusible = self.training and x.ndim == 4 and 2 * split == len(x) and not self.domains.synchronised
+        if fusible and torch.compiler.is_compiling():
             return self.normalise_halves(x)
         return torch.cat([self._normalise(x[:split], SOURCE), self._normalise(x[split:], TARGET)])
 
@@ -108,20 +113,18 @@ def _over_all_processes(
     """
     with torch.autocast(x.device.type, enabled=False):
         values = x.float()
-        per_channel = values.numel() // values.shape[1]
+        shape, others = (1, -1, *[1] * (x.ndim - 2)), (0, *range(2, x.ndim))
+        per_channel = values.new_full((1,), values.numel() / values.shape[1])
         # About the running mean, which all processes share, so that no digits are lost where a mean is large.
-        off = values - running_mean_C[:, None, None]
-        sums = torch.cat(
-            [off.sum(dim=(0, 2, 3)), off.square().sum(dim=(0, 2, 3)), values.new_full((1,), float(per_channel))]
-        )
-        sums = _sum_over_processes(sums)
+        off = values - running_mean_C.reshape(shape)
+        sums = _sum_over_processes(torch.cat([off.sum(dim=others), off.square().sum(dim=others), per_channel]))
         count = sums[-1]
         off_mean_C, off_square_C = (sums[:-1] / count).chunk(2)
         var_C = (off_square_C - off_mean_C.square()).clamp_min(0)
         with torch.no_grad():
             running_var_C.lerp_(var_C * count / (count - 1).clamp_min(1), momentum)
         scale_C = weight_C * (var_C + eps).rsqrt()
-        out: Tensor = (off - off_mean_C[:, None, None]) * scale_C[:, None, None] + bias_C[:, None, None]
+        out: Tensor = (off - off_mean_C.reshape(shape)) * scale_C.reshape(shape) + bias_C.reshape(shape)
         with torch.no_grad():
             running_mean_C.add_(off_mean_C, alpha=momentum)
     return out.to(x.dtype)
@@ -172,10 +175,13 @@ def copy_source_to_target(backbone: nn.Module) -> None:
 
 
 @torch.no_grad()
-def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -> None:
+def estimate_target_statistics(
+    backbone: nn.Module, batches: Iterable[Tensor], forward: Callable[[Tensor], object] | None = None
+) -> None:
     """Before the first target image is trained on: the average over `batches` of target images, by their sizes.
 
-    Every process sees all of them, so there is nothing to synchronise.
+    `forward`: how images pass through all layers, where that is more than `backbone(images)`.
+    Every process sees all of the images, so there is nothing to synchronise.
     """
     layers = list(domain_layers(backbone))
     synchronised = [layer.domains.synchronised for layer in layers]
@@ -190,7 +196,7 @@ def estimate_target_statistics(backbone: nn.Module, batches: Iterable[Tensor]) -
         for layer in layers:
             layer.train()
             layer.momentum = len(images_NCHW) / seen
-        backbone(images_NCHW)
+        (forward or backbone)(images_NCHW)
     for layer, before, together in zip(layers, momentum, synchronised, strict=True):
         layer.momentum, layer.domains.synchronised = before, together
     backbone.train(was_training)

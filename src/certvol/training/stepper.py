@@ -36,6 +36,8 @@ class Stepper:
     ) -> None:
         self.method, self.views, self.settings, self.team, self.bf16 = method, views, settings, team, bf16
         self.phase_losses: dict[bool, nn.Module] = {}
+        self.tables: dict[str, Tensor] = {}
+        """What the method has noted of every target image, on the training device."""
         self.noise = torch.Generator(views.device)
         on_gpu = views.device.type == "cuda"
         self.recorder = Recorder(self._train_on, enabled=on_gpu and settings.record and team.size == 1)
@@ -98,6 +100,8 @@ class Stepper:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
         self.optimizer.step()
         self.method.after_step()
+        if batch.adapting and self.method.teacher is not None:
+            self.method.teacher.follow()
         return {name: term.detach() for name, term in terms.items()}
 
     def _batch(self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool) -> Batch:
@@ -107,6 +111,14 @@ class Stepper:
         rows = np.r_[source, target.start + num_source : target.stop + num_source]
         views = torch_generator("cpu", seed, _stream("views", adapting), place)
         own_source = source.stop - source.start
+        other_images_NCHW = None
+        if adapting and self.method.views_per_image > 1:
+            others = torch_generator("cpu", seed, _stream("views.other", adapting), place)
+            other_images_NCHW = self.views.training_batch(whole, num_source, rows, own_source, others)
+        tables: dict[str, Tensor] = {}
+        if adapting and self.tables:
+            target_N = torch.from_numpy(whole[rows[own_source:]]).to(device, non_blocking=True)
+            tables = {name: table[target_N] for name, table in self.tables.items()}
         return Batch(
             images_NCHW=self.views.training_batch(whole, num_source, rows, own_source, views),
             labels_N=torch.from_numpy(plan.labels_SN[index][rows]).to(device, non_blocking=True),
@@ -116,6 +128,8 @@ class Stepper:
             generator=self.noise,
             progress=torch.full((), progress, device=device),
             adapting=adapting,
+            other_images_NCHW=other_images_NCHW,
+            tables=tables,
         )
 
     def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:
