@@ -92,6 +92,7 @@ class Bench:
             "training.cycles": s.cycles,
             "training.cycle_steps": s.cycle_steps,
             "training.pretrain_steps": s.cycle_steps,
+            "training.compile": "always" if self.device.type == "cuda" else "never",  # auto does not for so few steps
             "guard.action": "warn",  # from random weights a run may well collapse, and is to go on
         }
         return resolve_settings(settings={**ours, **VARIANTS[variant], **self.settings, **changed})

@@ -213,7 +213,7 @@ class _Job:
             f"{len(self.target.rows)} target images; "
             f"{config.method_name} on {self.info.name}, {self.device}; decoded images on {stores[0].place}/{stores[1].place}"
         )
-        views = Views(stores[0], stores[1], self.info, config.augment)
+        views = Views(stores[0], stores[1], self.info, config.augment, fused=self.method.network.compiled)
         fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
         trainer = Trainer(
             self.run,

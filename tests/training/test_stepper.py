@@ -53,7 +53,7 @@ def test_a_batch_holds_the_rows_of_its_target_images_and_another_view_where_the_
     for rank, target_rows in ((0, slice(6, 11)), (1, slice(11, 16))):
         stepper = Stepper(method, views, TrainingConfig(), Team(rank, 2), bf16=False)
         stepper.tables = {"number": torch.arange(20), "square": torch.arange(20)[:, None] ** 2}
-        batch = stepper._batch(plan, 0, 0, 0.0, adapting=True)
+        batch = stepper._batch(plan, 0, 0, adapting=True)
         expected = plan.images_SN[0, target_rows].tolist()
         assert batch.tables["number"].tolist() == expected
         assert batch.tables["square"][:, 0].tolist() == [number**2 for number in expected]

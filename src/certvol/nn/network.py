@@ -56,6 +56,10 @@ class Network(nn.Module):
             features = self._compiled[0](filled.contiguous(memory_format=torch.channels_last))[:rows]
         return features
 
+    @property
+    def compiled(self) -> bool:
+        return bool(self._compiled)
+
     def compile_backbone(self, evaluation_rows: int) -> None:
         """For the training batch's shape and for evaluation in mixed precision by batches of `evaluation_rows` at most."""
         self._compiled, self._evaluation_rows = [torch.compile(self.backbone, dynamic=False)], evaluation_rows

@@ -22,11 +22,14 @@ class Recording:
     """One kind of batch. Its inputs and results lie in fixed places, which the next replay overwrites."""
 
     def __init__(self, train_on: TrainOn, batch: Batch, pool: Any, stream: Any) -> None:
+        other = batch.other_images_NCHW
         self.batch = replace(
             batch,
             images_NCHW=batch.images_NCHW.clone(),
             labels_N=batch.labels_N.clone(),
             progress=batch.progress.clone(),
+            other_images_NCHW=None if other is None else other.clone(),
+            tables={name: rows.clone() for name, rows in batch.tables.items()},
             watched={},
         )
         self.graph = torch.cuda.CUDAGraph()
@@ -36,11 +39,16 @@ class Recording:
             self.terms = train_on(self.batch)
 
     def replay(self, batch: Batch) -> tuple[Terms, Batch]:
-        self.batch.images_NCHW.copy_(batch.images_NCHW, non_blocking=True)
-        self.batch.labels_N.copy_(batch.labels_N, non_blocking=True)
-        self.batch.progress.copy_(batch.progress)
+        for mine, given in zip(_inputs(self.batch), _inputs(batch), strict=True):
+            mine.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.terms, replace(self.batch, num_source=batch.num_source)
+
+
+def _inputs(batch: Batch) -> list[Tensor]:
+    """What differs from step to step."""
+    other = [] if batch.other_images_NCHW is None else [batch.other_images_NCHW]
+    return [batch.images_NCHW, batch.labels_N, batch.progress, *other, *batch.tables.values()]
 
 
 class Recorder:

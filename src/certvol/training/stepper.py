@@ -39,6 +39,7 @@ class Stepper:
         self.tables: dict[str, Tensor] = {}
         """What the method has noted of every target image, on the training device."""
         self.noise = torch.Generator(views.device)
+        self.ahead: tuple[CyclePlan, int, int, bool, Batch] | None = None
         on_gpu = views.device.type == "cuda"
         self.recorder = Recorder(self._train_on, enabled=on_gpu and settings.record and team.size == 1)
         self.new_optimizer()
@@ -82,11 +83,22 @@ class Stepper:
                 group["lr"].fill_(learning_rate)
             else:
                 group["lr"] = learning_rate
-        batch = self._batch(plan, index, place, progress, adapting)
+        batch = self._ready(plan, index, place, adapting)
+        batch.progress.fill_(progress)
         torch.manual_seed(torch_seed(self.settings.seed, _stream("dropout", adapting), place, self.team.rank))
         self.noise.manual_seed(torch_seed(self.settings.seed, _stream("noise", adapting), place))
         domains = self.method.network.domains
-        return self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
+        trained = self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
+        if self.views.device.type == "cuda" and index + 1 < plan.steps:
+            # The next batch is under way before anyone waits for this step.
+            self.ahead = (plan, index + 1, place + 1, adapting, self._batch(plan, index + 1, place + 1, adapting))
+        return trained
+
+    def _ready(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead[0] is plan and ahead[1:4] == (index, place, adapting):
+            return ahead[4]
+        return self._batch(plan, index, place, adapting)
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
         with self.method.network.rows_of(num_source=batch.num_source), mixed_precision(self.views.device, self.bf16):
@@ -104,7 +116,8 @@ class Stepper:
             self.method.teacher.follow()
         return {name: term.detach() for name, term in terms.items()}
 
-    def _batch(self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool) -> Batch:
+    def _batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
+        """Its progress is filled in later."""
         seed, device = self.settings.seed, self.views.device
         whole, num_source = plan.images_SN[index], int(plan.num_source_S[index])
         source, target = self.team.share(num_source), self.team.share(len(whole) - num_source)
@@ -126,7 +139,7 @@ class Stepper:
             rows=torch.from_numpy(rows),
             total=len(whole),
             generator=self.noise,
-            progress=torch.full((), progress, device=device),
+            progress=torch.zeros((), device=device),
             adapting=adapting,
             other_images_NCHW=other_images_NCHW,
             tables=tables,
