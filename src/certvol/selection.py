@@ -13,7 +13,7 @@ Probabilities = NDArray[np.float32]
 _TINY = 1e-12
 CLEARLY = 0.05
 SPREADING, STILL_ALIKE = 1.3, 0.75
-SND_TEMPERATURE, SND_ROWS = 0.05, 512
+SND_TEMPERATURE, SND_ROWS = 0.05, 64
 
 
 def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -51,7 +51,8 @@ class Journal:
             return
         self._append(self.scores, {"cycle": cycle, **scores})
         half = torch.from_numpy(probabilities_NC).to(torch.float16)
-        write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half})
+        # Not synced: a run that resumes from its last checkpoint writes what came after it again.
+        write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half}, synced=False)
 
     def read_cycles(self) -> list[tuple[int, dict[str, Any], NDArray[np.float32]]]:
         """(cycle, scores, probabilities of the watched images) of each cycle, the model before adaptation (0) first.
