@@ -13,7 +13,8 @@ Probabilities = NDArray[np.float32]
 _TINY = 1e-12
 CLEARLY = 0.05
 SPREADING, STILL_ALIKE = 1.3, 0.75
-SND_TEMPERATURE, SND_ROWS = 0.05, 64
+SND_TEMPERATURE, SND_ROWS = 0.05, 512
+SND_IMAGES = 512  # per cycle: its cost grows with the square of their number
 
 
 def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -104,7 +105,7 @@ def label_free_scores(
     return {
         "mutual_information": mutual_information(probabilities_NC),
         "bnm": batch_nuclear_norm(probabilities_NC),
-        "snd": soft_neighbourhood_density(probabilities_NC),
+        "snd": soft_neighbourhood_density(probabilities_NC[:SND_IMAGES]),
         "corr_c": class_correlation(probabilities_NC),
         "entropy": mean_entropy(probabilities_NC),
         "classes_in_use": classes_in_use(probabilities_NC),
