@@ -110,3 +110,21 @@ def class_confusion(logits_NC: Tensor, temperature: float) -> float:
     return sum(
         confusion[a][b] / sum(confusion[a]) for a in range(classes) for b in range(classes) if a != b
     ) / classes  # fmt: skip
+
+
+def moved_centroids(
+    centroids: dict[int, Tensor], rows_NB: Tensor, labels_N: Tensor, keep: float
+) -> dict[int, Tensor]:  # fmt: skip
+    """MSTN: the centroids of classes seen so far, after a batch; gradient through the batch's share alone."""
+    moved = {label: centroid.detach() for label, centroid in centroids.items()}
+    for label in sorted(set(labels_N.tolist())):
+        mean = torch.stack([row for row, other in zip(rows_NB, labels_N.tolist(), strict=True) if other == label]).mean(
+            0
+        )
+        moved[label] = keep * moved.get(label, mean.detach()) + (1 - keep) * mean
+    return moved
+
+
+def centroid_distance(source: dict[int, Tensor], target: dict[int, Tensor], num_classes: int) -> Tensor:
+    shared = [label for label in source if label in target]
+    return sum(((source[label] - target[label]) ** 2).mean() for label in shared) / num_classes
