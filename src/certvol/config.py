@@ -382,7 +382,7 @@ _NOT_NEGATIVE = (
     "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
     "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
-    "method.bottleneck method.reversal"
+    "method.bottleneck method.reversal method.adversarial_weight method.centroid_momentum method.discriminator_dropout"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
@@ -395,7 +395,10 @@ _AT_MOST = {
     "augment.grey": 1,
     "augment.jitter": 1,
 }
-_BELOW_ONE = "model.dropout training.mc_dropout training.momentum training.teacher".split()
+_BELOW_ONE = (
+    "model.dropout training.mc_dropout training.momentum training.teacher method.centroid_momentum "
+    "method.discriminator_dropout"
+).split()
 
 
 def _check_ranges(config: Config) -> None:
@@ -406,7 +409,7 @@ def _check_ranges(config: Config) -> None:
     for key in (k for k in _NOT_NEGATIVE if k in flat):
         if not flat[key] >= 0:
             raise UserError(f"`{key}` should not be negative, found {flat[key]}")
-    for key in _BELOW_ONE:
+    for key in (k for k in _BELOW_ONE if k in flat):
         if not flat[key] < 1:
             raise UserError(f"`{key}` should be below 1, found {flat[key]}")
     for key, most in _AT_MOST.items():
