@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from certvol.config import ModelConfig
+from certvol.config import ModelConfig, resolve
+from certvol.errors import UserError
 from certvol.methods import discover
 from certvol.methods.protocol import AdaptationMethod, Batch, Survey
 from certvol.nn.network import Network, seeded_backbone
@@ -81,6 +82,15 @@ def test_a_method_is_one_file_with_a_line_about_itself_and_frozen_settings(name:
     for field in dataclasses.fields(method.Config):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(method.Config(), field.name, None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_out_of_range_are_refused_by_name(name: str) -> None:
+    configs = {name: METHODS[name].Config}
+    for field in dataclasses.fields(METHODS[name].Config):
+        if field.type in (int, float):
+            with pytest.raises(UserError, match=rf"`method\.{field.name}` should"):
+                resolve(configs, overrides={"method.name": name, f"method.{field.name}": -1})
 
 
 @pytest.mark.parametrize("name", METHODS)
