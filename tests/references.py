@@ -208,3 +208,44 @@ def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> float:
         if a.abs().sum() > 0 and b.abs().sum() > 0:
             total += 1 - float(a @ b / (a.norm() * b.norm()))
     return total
+
+
+def moved_centroids(
+    centroids: dict[int, Tensor], rows_NB: Tensor, labels_N: Tensor, keep: float
+) -> dict[int, Tensor]:  # fmt: skip
+    """MSTN: the centroids of classes seen so far, after a batch; gradient through the batch's share alone."""
+    moved = {label: centroid.detach() for label, centroid in centroids.items()}
+    for label in sorted(set(labels_N.tolist())):
+        mean = torch.stack([row for row, other in zip(rows_NB, labels_N.tolist(), strict=True) if other == label]).mean(
+            0
+        )
+        moved[label] = keep * moved.get(label, mean.detach()) + (1 - keep) * mean
+    return moved
+
+
+def centroid_distance(source: dict[int, Tensor], target: dict[int, Tensor], num_classes: int) -> Tensor:
+    shared = [label for label in source if label in target]
+    return sum(((source[label] - target[label]) ** 2).mean() for label in shared) / num_classes
+
+
+def symnets(
+    logits_NE: Tensor, labels_N: Tensor, num_source: int, num_classes: int, rate: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(what the classifiers minimise, what the backbone minimises), of a batch whose first rows are source images."""
+    p_NE = torch.softmax(logits_NE, 1)
+    classifiers, backbone = torch.zeros(()), torch.zeros(())
+    num_target = len(logits_NE) - num_source
+    for i, (logits, p) in enumerate(zip(logits_NE, p_NE, strict=True)):
+        as_source, as_target = p[:num_classes].sum(), p[num_classes:].sum()
+        if i < num_source:
+            y = int(labels_N[i])
+            for half in (logits[:num_classes], logits[num_classes:]):
+                classifiers = classifiers - torch.log(torch.softmax(half, 0)[y]) / num_source
+            classifiers = classifiers - torch.log(as_source) / num_source
+            backbone = backbone - 0.5 * (torch.log(p[y]) + torch.log(p[y + num_classes])) / num_source
+        else:
+            classifiers = classifiers - torch.log(as_target) / num_target
+            pairs = p[:num_classes] + p[num_classes:]
+            confusion = -0.5 * (torch.log(as_source) + torch.log(as_target)) - (pairs * torch.log(pairs)).sum()
+            backbone = backbone + rate * confusion / num_target
+    return classifiers, backbone

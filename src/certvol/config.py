@@ -375,7 +375,8 @@ _NOT_NEGATIVE = (
     "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
     "method.bottleneck method.reversal method.rounds method.alignment_weight method.adversarial_weight "
     "method.consistency_weight method.balance_weight method.entropy_weight method.semantic_weight method.threshold method.floor "
-    "method.label_smoothing method.drop method.teacher_decay method.centroid_share method.max_distance method.min_images"
+    "method.label_smoothing method.drop method.teacher_decay method.centroid_share method.max_distance method.min_images "
+    "method.centroid_momentum method.discriminator_dropout"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
@@ -390,7 +391,7 @@ _AT_MOST = {
 }
 _BELOW_ONE = (
     "model.dropout training.mc_dropout training.momentum training.teacher method.drop method.label_smoothing "
-    "method.teacher_decay method.centroid_share"
+    "method.teacher_decay method.centroid_share method.centroid_momentum method.discriminator_dropout"
 ).split()
 
 

@@ -111,6 +111,16 @@ def test_loss_terms_are_finite_scalars_with_gradients(name: str, adapting: bool)
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_logits_are_one_per_class_and_dropout_is_on_demand_in_evaluation(name: str) -> None:
+    method = make_method(name).eval()
+    features_ND = torch.randn(5, method.network.info.dim)
+    logits_NC = method.logits(features_ND)
+    assert logits_NC.shape == (5, CLASSES)
+    assert torch.equal(method.logits(features_ND), logits_NC)
+    assert not torch.equal(method.logits(features_ND, dropout=0.5), logits_NC)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_the_same_seeds_give_the_same_loss(name: str) -> None:
     values = []
     for _ in range(2):
@@ -159,6 +169,23 @@ def test_one_label_only_gives_finite_losses(name: str) -> None:
     method = make_method(name).train()
     batch = fitted(method, dataclasses.replace(make_batch(), labels_N=torch.zeros(16, dtype=torch.int64)))
     assert all(torch.isfinite(value) for value in method.loss_terms(batch).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("adapting", [False, True])
+def test_losses_are_float32_and_near_those_of_full_precision_under_autocast(name: str, adapting: bool) -> None:
+    values = []
+    for bf16 in (False, True):
+        method = make_method(name).train()
+        batch = fitted(method, make_batch(adapting))
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            terms = method.loss_terms(batch)
+        assert all(value.dtype == torch.float32 for value in terms.values())
+        method.loss(terms).backward()
+        assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+        values.append({key: value.item() for key, value in terms.items()})
+    assert values[1] == pytest.approx(values[0], rel=0.15, abs=0.05)
 
 
 @pytest.mark.parametrize("name", METHODS)

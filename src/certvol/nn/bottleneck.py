@@ -40,11 +40,6 @@ class BottleneckClassifier(Classifier):
         """Of the bottleneck's output. Dropout stands before the classifier, not before the bottleneck."""
         return super().forward(rows_NB, dropout)
 
-    def both(self, features_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The bottleneck's output, and its logits."""
-        rows_NB = self.bottleneck(features_ND)
-        return rows_NB, self.classify(rows_NB)
-
 
 def install(network: Network, width: int) -> int:
     """Gives the network a bottleneck of this width (0: none), and returns how wide its output is."""
@@ -52,8 +47,14 @@ def install(network: Network, width: int) -> int:
     return classifier.width
 
 
-def compared_rows(network: Network, images_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """(what the bottleneck makes of images, logits), in a network that has been given one."""
+def head_of(network: Network) -> BottleneckClassifier:
     if not isinstance(network.classifier, BottleneckClassifier):
         raise AssertionError("a bottleneck is installed before it is used")
-    return network.classifier.both(network.features(images_NCHW))
+    return network.classifier
+
+
+def compared_rows(network: Network, images_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """(what the bottleneck makes of images, logits)."""
+    head = head_of(network)
+    rows_NB = head.bottleneck(network.features(images_NCHW))
+    return rows_NB, head.classify(rows_NB)
