@@ -53,6 +53,43 @@ def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_po
     return changes / num_points, differing / num_points
 
 
+def soft_neighbourhood_density(p: list[list[float]], temperature: float) -> float:
+    total = 0.0
+    for i, mine in enumerate(p):
+        near = []
+        for j, other in enumerate(p):
+            if i != j:
+                product = sum(a * b for a, b in zip(mine, other, strict=True))
+                near.append(product / math.hypot(*mine) / math.hypot(*other) / temperature)
+        whole = sum(math.exp(value) for value in near)
+        shares = [math.exp(value) / whole for value in near]
+        total -= sum(share * math.log(share) for share in shares)
+    return total / len(p)
+
+
+def class_correlation(p: list[list[float]]) -> float:
+    classes = range(len(p[0]))
+    together = [[sum(row[a] * row[b] for row in p) for b in classes] for a in classes]
+    return sum(together[c][c] for c in classes) / math.sqrt(sum(v * v for row in together for v in row))
+
+
+def nuclear_norm(p: list[list[float]]) -> float:
+    """By the eigenvalues of P'P, whose roots are P's singular values."""
+    matrix = torch.tensor(p, dtype=torch.float64)
+    return float(torch.linalg.eigvalsh(matrix.T @ matrix).clamp(min=0).sqrt().sum()) / len(p)
+
+
+def ensemble_agreement(candidates: list[list[list[float]]]) -> list[float]:
+    agreed = []
+    for candidate in candidates:
+        same = 0
+        for i, row in enumerate(candidate):
+            summed = [sum(other[i][c] for other in candidates) for c in range(len(row))]
+            same += row.index(max(row)) == summed.index(max(summed))
+        agreed.append(same / len(candidate))
+    return agreed
+
+
 def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None) -> float:
     """Half the weighted mean of -log sigmoid(logit) over the source and half that of -log(1 - sigmoid(logit)) over the target."""
     halves = []

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import methods
+from certvol.acceleration import prepare
 from certvol.config import Config, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
@@ -21,6 +23,7 @@ from certvol.data.store import PixelStore
 from certvol.environment import describe_environment
 from certvol.errors import RunFailed, UserError
 from certvol.inference import Outputs, run_batches
+from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
@@ -32,6 +35,7 @@ from certvol.training.checkpoint import load_into, read_about, read_tensors, wri
 from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
+from certvol.training.schedule import steps_per_cycle
 from certvol.training.trainer import Trainer
 from certvol.training.views import Views
 
@@ -170,6 +174,17 @@ class _Job:
         self.method = create_method(config, backbone, self.info, len(self.source.classes))
         if config.training.teacher > 0 and self.method.teacher is None:
             self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
+        self._check_choice()
+
+    def _check_choice(self) -> None:
+        """Before training: a score that this run will not have cannot choose."""
+        select = self.config.guard.select
+        if select == "source_accuracy" and self.config.data.holdout == 0:
+            raise UserError("`guard.select source_accuracy` needs held-out source images: set `data.holdout` above 0")
+        if select == "sigma" and self.method.sigma(torch.zeros(1, self.info.dim)) is None:
+            raise UserError(
+                f"`guard.select sigma` needs a method with a sigma, which {self.config.method_name} has not"
+            )
 
     def run_to_end(self) -> Run:
         try:
@@ -184,12 +199,11 @@ class _Job:
     def _run_to_end(self) -> Run:
         started = time.monotonic()
         config = self.config
-        _prepare_torch(self.device)
-        self.method.to(self.device)
-        if self.device.type == "cuda":
-            self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.training.compile:
-            self.method.network.compile_backbone()
+        steps = config.training.pretrain_steps
+        if self.method.adapts:
+            steps += config.training.cycles * steps_per_cycle(config.training, len(self.source.classes))
+        prepare(self.method, config.training, self.device, steps)
+        self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         stores = [
             PixelStore(domain.pixels, domain.rows, self.device, config.data.device_share / 2)
             for domain in (self.source, self.target)
@@ -199,7 +213,7 @@ class _Job:
             f"{len(self.target.rows)} target images; "
             f"{config.method_name} on {self.info.name}, {self.device}; decoded images on {stores[0].place}/{stores[1].place}"
         )
-        views = Views(stores[0], stores[1], self.info, config.augment)
+        views = Views(stores[0], stores[1], self.info, config.augment, fused=self.method.network.compiled)
         fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
         trainer = Trainer(
             self.run,
@@ -256,14 +270,19 @@ class _Job:
             "source_only": figures(source_only.labels_N, true_N, self.source.classes),
             "adapted": figures(adapted.labels_N, true_N, self.source.classes),
             "delivered": {"model": delivery.model, "why": delivery.why, "norm": delivery.mode},
+            "watched": self._watched_figures(true_N[trainer.watched]) if self.team.main else None,
         }
 
-
-def _prepare_torch(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
+    def _watched_figures(self, true_N: NDArray[np.int64]) -> dict[str, Any]:
+        """Of every cycle, on the images whose predictions were kept: what a choice of checkpoint is judged by."""
+        num_classes = len(self.source.classes)
+        kept = [(cycle, probabilities.argmax(axis=1)) for cycle, _, probabilities in self.run.journal.read_cycles()]
+        return {
+            "images": len(true_N),
+            "cycles": [cycle for cycle, _ in kept],
+            "accuracy": [accuracy(labels, true_N) for _, labels in kept],
+            "mean_class_accuracy": [mean_class_accuracy(labels, true_N, num_classes) for _, labels in kept],
+        }
 
 
 def evaluate(

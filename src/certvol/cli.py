@@ -59,6 +59,48 @@ def _parser() -> argparse.ArgumentParser:
         adapt.add_argument(flag, metavar="VALUE", help=f"{text}; short for --{field}")
     adapt.set_defaults(act=_adapt, takes_settings=True)
 
+    benchmark = commands.add_parser(
+        "benchmark",
+        help="every task of a benchmark by several methods and seeds, as a table",
+        epilog=SETTINGS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    benchmark.add_argument("suite", metavar="SUITE", help="see `certvol list suites`; digits needs no data")
+    benchmark.add_argument("--data", metavar="ROOT", help="folder that holds the suite's domains")
+    benchmark.add_argument(
+        "--out", required=True, metavar="DIR", help="folder for runs and tables; the same one goes on"
+    )
+    benchmark.add_argument(
+        "--methods",
+        default="source_only,basic,cvp",
+        metavar="NAMES",
+        help="such as basic,cvp,cvp@method.samples_weight=0",
+    )
+    benchmark.add_argument("--tasks", metavar="TASKS", help="such as A-W,W-A; all where left out")
+    benchmark.add_argument("--split", metavar="NAME", help="validation or test, of visda-2017")
+    benchmark.add_argument("--seeds", default="0", metavar="NUMBERS", help="such as 0,1,2")
+    benchmark.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUES",
+        help="a row per value, and a figure; repeatable",
+    )
+    benchmark.add_argument("--baseline", metavar="NAME", help="what gains are tested against; basic where it is run")
+    benchmark.add_argument(
+        "--select", default="mutual_information", metavar="NAME", help="of the label-free choice's column"
+    )
+    benchmark.add_argument("--workers", type=int, default=1, metavar="N", help="runs at a time")
+    benchmark.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster; `local` starts one here")
+    benchmark.add_argument("--gpu-share", type=float, default=1.0, metavar="SHARE", help="of a GPU per run, with --ray")
+    benchmark.add_argument(
+        "--config", metavar="FILE", help="settings of all runs as YAML, such as recipes/office-31-authors.yaml"
+    )
+    benchmark.add_argument("--preset", metavar="NAME", help="of all runs; see `certvol list presets`")
+    for flag, field, text in BENCHMARK_SHORTHANDS:
+        benchmark.add_argument(flag, metavar="VALUE", help=f"{text}; short for --{field}")
+    benchmark.set_defaults(act=_benchmark, takes_settings=True)
+
     evaluate = commands.add_parser("evaluate", help="figures of a run on a labelled folder")
     evaluate.add_argument("run", metavar="RUN")
     evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images in folders named like the classes")
@@ -76,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--device", default="auto")
     predict.set_defaults(act=_predict)
 
-    listing = commands.add_parser("list", help="methods, backbones, presets or settings there are")
-    listing.add_argument("what", choices=["methods", "backbones", "presets", "settings"])
+    listing = commands.add_parser("list", help="methods, backbones, presets, settings or suites there are")
+    listing.add_argument("what", choices=["methods", "backbones", "presets", "settings", "suites"])
     listing.set_defaults(act=_list)
     return parser
 
@@ -88,7 +130,9 @@ SHORTHANDS = (
     ("--weights", "model.weights", "a local weights file, or none to train from scratch"),
     ("--seed", "training.seed", "the seed of everything random"),
     ("--device", "training.device", "auto, cpu, cuda or cuda:N"),
+    ("--select", "guard.select", "last, or the label-free score that chooses the cycle to deliver"),
 )
+BENCHMARK_SHORTHANDS = tuple(entry for entry in SHORTHANDS if entry[0] in ("--backbone", "--weights", "--device"))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -136,7 +180,7 @@ def _run(arguments: Sequence[str]) -> int:
             f"`certvol {options.command}` does not know `{rest[0]}` (see `certvol {options.command} --help`)"
         )
     if getattr(options, "takes_settings", False):
-        options.settings = _settings(rest)
+        options.settings = _settings(rest, options.command)
     code: int = options.act(options)
     return code
 
@@ -146,7 +190,7 @@ def _command_names(parser: argparse.ArgumentParser) -> list[str]:
     return list(next(actions).choices)
 
 
-def _settings(rest: Sequence[str]) -> dict[str, str]:
+def _settings(rest: Sequence[str], command: str = "adapt") -> dict[str, str]:
     """--section.field value and --section.field=value."""
     settings: dict[str, str] = {}
     words = list(rest)
@@ -154,9 +198,9 @@ def _settings(rest: Sequence[str]) -> dict[str, str]:
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in name:
-            hint = f"; did you mean `--{close[0]}`?" if (close := _near_option(name)) else ""
+            hint = f"; did you mean `--{close[0]}`?" if (close := _near_option(name, command)) else ""
             raise UserError(
-                f"`certvol adapt` does not know `{word}`{hint} (settings are given as --section.field value)"
+                f"`certvol {command}` does not know `{word}`{hint} (settings are given as --section.field value)"
             )
         if not equals:
             if not words:
@@ -166,8 +210,11 @@ def _settings(rest: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _near_option(name: str) -> list[str]:
+def _near_option(name: str, command: str) -> list[str]:
     options = ["source", "target", "out", "resume", "config", "preset", *(flag[2:] for flag, _, _ in SHORTHANDS)]
+    if command == "benchmark":
+        options = "data out methods tasks split seeds vary baseline select workers ray gpu-share config preset".split()
+        options += [flag[2:] for flag, _, _ in BENCHMARK_SHORTHANDS]
     return difflib.get_close_matches(name, options, n=1)
 
 
@@ -225,6 +272,56 @@ def _adapt(options: argparse.Namespace) -> int:
     if _rank() == 0:
         _closing_words(finished)
     return 0
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from certvol.benchmark import command
+    from certvol.console import ConsoleReporter, printable
+    from certvol.methods import config_classes
+
+    settings = dict(options.settings)
+    for flag, field, _ in BENCHMARK_SHORTHANDS:
+        value = getattr(options, flag[2:])
+        if value is not None:
+            settings[field] = value
+    request = command.Request(
+        suite=options.suite,
+        out=Path(options.out),
+        data=None if options.data is None else Path(options.data),
+        methods=_words(options.methods),
+        tasks=None if options.tasks is None else _words(options.tasks),
+        split=options.split,
+        seeds=_numbers(options.seeds),
+        preset=options.preset,
+        config=None if options.config is None else Path(options.config),
+        settings=settings,
+        vary=options.vary,
+        baseline=options.baseline,
+        selector=options.select,
+        workers=options.workers,
+        ray=options.ray,
+        gpu_share=options.gpu_share,
+    )
+    summary = command.run(request, config_classes(), ConsoleReporter(), _Signals())
+    command.show(summary.tables)
+    for name, reason in summary.failures:
+        print(f"failed: {name}: {printable(reason)}", file=sys.stderr)
+    print(f"tables: {options.out}/table.md, .tex, .csv; runs: {options.out}/results.csv")
+    return 1 if summary.failures else 0
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UserError(f"expected names between commas, found `{text}`")
+    return list(dict.fromkeys(words))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise UserError(f"--seeds should be whole numbers, such as 0,1,2; found `{text}`") from None
 
 
 def _closing_words(run: Any) -> None:
@@ -359,6 +456,21 @@ def _list(options: argparse.Namespace) -> int:
 
         rows = [list(row) for row in list_settings(config_classes())]
         print_table("settings, given as --name value", ["name", "default", "what"], rows, text_columns=3)
+    elif options.what == "suites":
+        from certvol.benchmark.suites import SUITES
+
+        rows = [
+            [
+                suite.name,
+                suite.summary,
+                " ".join(suite.tasks),
+                str(suite.classes),
+                suite.metric.replace("_", " "),
+                suite.where,
+            ]
+            for suite in SUITES.values()
+        ]
+        print_table("suites", ["name", "what", "tasks", "classes", "metric", "data from"], rows, text_columns=6)
     elif options.what == "methods":
         from certvol.methods import discover
 

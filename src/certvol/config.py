@@ -20,6 +20,7 @@ import yaml
 from certvol.errors import UserError
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
+Selector = Literal["last", "mutual_information", "bnm", "snd", "corr_c", "entropy", "source_accuracy", "sigma", "ensv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,8 @@ class ModelConfig:
     """False: weights are never downloaded; those in the local cache of the hub still serve."""
     norm: NormMode = "auto"
     """Statistics of BatchNorm: mixed, per_domain (own statistics), dsbn (own affine too), frozen, auto (a trial decides)."""
+    sync_norm: bool = False
+    """Several processes: BatchNorm's statistics over the whole batch, not over each process's share of it."""
     train: Literal["all", "last_block", "head"] = "all"
     """Which part of the backbone learns."""
     classifier_layers: Literal[1, 2] = 2
@@ -103,8 +106,10 @@ class TrainingConfig:
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 on a GPU, fp32 elsewhere."""
-    compile: bool = False
-    """torch.compile: minutes to start, faster steps after."""
+    record: bool = True
+    """On one GPU: record a step once and replay it (a CUDA graph), so that the GPU never waits for Python."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch.compile of the backbone: a minute to start, faster after. auto: on a GPU, where a run has 5,000 steps or more."""
     learning_rate: float = 5e-4
     adapt_learning_rate: float | None = None
     """null: the same as in pretraining."""
@@ -146,10 +151,14 @@ class GuardConfig:
     """Collapsed: the number of classes in use falls below this share of what the pretrained model uses."""
     source_accuracy: float = 0.75
     """Collapsed: accuracy on held-out source falls below this share of the pretrained model's."""
-    images: int = 2048
-    """How many fixed target images are watched."""
+    images: int = 1024
+    """How many fixed target images are watched, and at most half as many held-out source images."""
     trial_cycles: int = 5
     """With model.norm auto: cycles of trial for each candidate."""
+    select: Selector = "last"
+    """Which cycle's model is delivered: the last, or the best healthy one by a label-free score (ensv: of two at a time)."""
+    keep: Literal["chosen", "all"] = "chosen"
+    """all: the weights of each score's best cycle stay in RUN/cycles, not only those of `select` and of the guard."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,16 @@ def test_the_check_for_tensors_alone_can_fail() -> None:
             step()
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.uses_split])
+def test_a_method_that_says_so_treats_source_and_target_rows_alike(name: str) -> None:
+    found = []
+    for num_source in (8, 11):
+        torch.manual_seed(0)
+        terms = make_method(name).train().loss_terms(dataclasses.replace(make_batch(), num_source=num_source))
+        found.append({key: value.item() for key, value in terms.items()})
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_one_label_only_gives_finite_losses(name: str) -> None:
     method = make_method(name).train()

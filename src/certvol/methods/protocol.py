@@ -86,6 +86,8 @@ class AdaptationMethod(nn.Module, ABC):
     summary: ClassVar[str]
     adapts: ClassVar[bool] = True
     """False: training ends with pretraining."""
+    uses_split: ClassVar[bool] = True
+    """False: `loss_terms` treats source and target rows alike, so that a step is the same however many of each there are."""
     labels_whole_target: ClassVar[bool] = False
     """True: every cycle labels all target images, not only those it will draw, and `label_target` has the say."""
     surveys_source: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.config import TrainingConfig
-from certvol.inference import Outputs, evaluating, mc_dropout_probabilities, mixed_precision, run_batches
+from certvol.inference import evaluating, mc_dropout_probabilities, mixed_precision
 from certvol.methods.protocol import AdaptationMethod, Labelled, Survey
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.seeding import numpy_generator, torch_generator, torch_seed
@@ -45,33 +45,33 @@ class Labeller:
     def _walk(
         self, cycle: int, order: Indices, needed_C: Indices, everything: bool, between_chunks: Callable[[], None]
     ) -> Filed:
-        def label_chunk(chunk_N: Indices, number: int) -> Indices:
+        def label_chunk(chunk_N: Indices, number: int) -> Callable[[], Indices]:
             """Each process labels its share of the chunk; all file the whole of it."""
             between_chunks()
-            share = self._label_share(chunk_N[self.team.share(len(chunk_N))], cycle, number)
-            return np.asarray(self.team.gather(share))
+            share_N = chunk_N[self.team.share(len(chunk_N))]
+            labels_N = (
+                self._seen(share_N, cycle, number)[0].argmax(dim=1) if len(share_N) > 0 else torch.empty(0).long()
+            )
+            return lambda: np.asarray(self.team.gather(labels_N.cpu().numpy()))
 
         return file_by_label(label_chunk, order, needed_C, self.batch_size * self.team.size, everything)
 
-    def _label_share(self, images_N: Indices, cycle: int, number: int) -> Indices:
-        return images_N if len(images_N) == 0 else self._seen(images_N, cycle, number)[0].labels_N
-
-    def _seen(self, images_N: Indices, cycle: int, number: int) -> tuple[Outputs, Tensor]:
-        """What the model makes of some target images, and their features."""
-        settings, place = self.settings, (cycle, number, self.team.rank)
+    def _seen(self, images_N: Indices, cycle: int, number: int) -> tuple[Tensor, Tensor]:
+        """What the model makes of some target images: probabilities and features, on the training device."""
+        settings, place, method = self.settings, (cycle, number, self.team.rank), self.method
         augmented = settings.label_view == "augmented"
         generator = torch_generator("cpu", settings.seed, "label.view", *place) if augmented else None
-        view = iter([self.views.target_view(images_N, generator)])
-        seed = torch_seed(settings.seed, "label.dropout", *place)
-        seen: list[Tensor] = []
-
-        def head(features_ND: Tensor, _: int) -> Tensor:
-            seen.append(features_ND)
+        view_NCHW = self.views.target_view(images_N, generator)
+        with evaluating(method, TARGET), mixed_precision(self.views.device, self.bf16):
+            features_ND = method.network.features(view_NCHW)
             if settings.pseudo_labels == "argmax":
-                return self.method.logits(features_ND).float().softmax(dim=1)
-            return mc_dropout_probabilities(self.method, features_ND, settings.mc_passes, settings.mc_dropout, seed)
-
-        return run_batches(self.method, view, TARGET, self.bf16, head), seen[0].float()
+                probabilities_NC = method.logits(features_ND).float().softmax(dim=1)
+            else:
+                seed = torch_seed(settings.seed, "label.dropout", *place)
+                probabilities_NC = mc_dropout_probabilities(
+                    method, features_ND, settings.mc_passes, settings.mc_dropout, seed
+                )
+            return probabilities_NC, features_ND.float()
 
     # --- all target images at once -------------------------------------------------------------------------------------
 
@@ -83,11 +83,12 @@ class Labeller:
             between_chunks()
             share_N = chunk_N[self.team.share(len(chunk_N))]
             if len(share_N) > 0:
-                outputs, features_ND = self._seen(share_N, cycle, number)
+                probabilities_NC, features_ND = self._seen(share_N, cycle, number)
             else:
-                outputs, features_ND = Outputs(np.empty((0, num_classes), np.float32), None), torch.empty(0)
-            features.append(self._gathered(features_ND.reshape(len(share_N), self.method.network.info.dim)))
-            probabilities.append(self._gathered(torch.from_numpy(outputs.probabilities_NC).to(device)))
+                probabilities_NC = torch.empty(0, num_classes, device=device)
+                features_ND = torch.empty(0, self.method.network.info.dim, device=device)
+            features.append(self._gathered(features_ND))
+            probabilities.append(self._gathered(probabilities_NC))
         centres_CD = self._source_centres(source, between_chunks) if self.method.surveys_source else None
         generator = torch_generator(device, self.settings.seed, "survey", cycle)
         return Survey(torch.cat(features), torch.cat(probabilities), centres_CD, stage, generator)

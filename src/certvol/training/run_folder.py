@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from certvol.errors import UserError
 from certvol.training.checkpoint import Checkpoints, append, append_line, write_atomically, write_tensors
@@ -32,7 +33,9 @@ class Journal:
         self.history = folder / "history.jsonl"
         self.scores = cycles_folder / "scores.jsonl"
         self.cycles_folder = cycles_folder
-        self.best_weights = cycles_folder / "best-mutual_information.safetensors"
+
+    def best_weights(self, selector: str) -> Path:
+        return self.cycles_folder / f"best-{selector}.safetensors"
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:
@@ -49,6 +52,18 @@ class Journal:
         self._append(self.scores, {"cycle": cycle, **scores})
         half = torch.from_numpy(probabilities_NC).to(torch.float16)
         write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half})
+
+    def read_cycles(self) -> list[tuple[int, dict[str, Any], NDArray[np.float32]]]:
+        """(cycle, scores, probabilities of the watched images) of each cycle, the model before adaptation (0) first.
+
+        OSError, ValueError, KeyError or SafetensorError where the files are not those of a run."""
+        lines = self.scores.read_text(encoding="utf-8").splitlines() if self.scores.exists() else []
+        found = []
+        for scores in map(json.loads, lines):
+            cycle = int(scores["cycle"])
+            half = load_file(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
+            found.append((cycle, scores, half.float().numpy()))
+        return found
 
     def lengths(self) -> dict[str, int]:
         return {p.name: p.stat().st_size if p.exists() else 0 for p in (self.history, self.scores)}

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
+from certvol.acceleration import evaluation_batch, uses_bf16
 from certvol.config import Config
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.errors import Interrupted, RunFailed, UserError
@@ -26,7 +28,7 @@ from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator
-from certvol.selection import choose_mode, label_free_scores, sign_of_spreading
+from certvol.selection import SELECTORS, choose_mode, label_free_scores, sign_of_spreading
 from certvol.stopping import StopSignal
 from certvol.training.checkpoint import (
     Checkpoints,
@@ -39,8 +41,9 @@ from certvol.training.checkpoint import (
     without_prefix,
     write_tensors,
 )
+from certvol.training.choice import Choice
 from certvol.training.distributed import Team, gathered
-from certvol.training.guard import Guard, Scores
+from certvol.training.guard import GUARDS_SCORE, Guard, Scores
 from certvol.training.labeller import Labeller
 from certvol.training.planner import Planner
 from certvol.training.position import Delivery, Position
@@ -56,7 +59,6 @@ STATISTICS_BATCHES = 16  # of target images, for the first estimate of the targe
 TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
 DEAD_SIGMA = 1e-3
 LARGEST_SIGMA = 3.0  # times log C, which is the most that the losses ask for
-CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 1024
 
 
 class Trainer:
@@ -79,27 +81,32 @@ class Trainer:
         self.reporter, self.about, self.stop_signal = reporter, about, stop_signal
         self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
         self.device = views.device
-        self.bf16 = self.settings.precision == "bf16" or (
-            self.settings.precision == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        )
+        self.bf16 = uses_bf16(self.settings, self.device)
         self.num_classes = self.network.num_classes
         self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
-        self.eval_batch = GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
+        self.eval_batch = evaluation_batch(self.device)
 
         kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
         self.source_labels = source_labels
         self.planner = Planner(self.settings, kept, source_labels, self.num_classes, len(views.target))
         everything = numpy_generator(self.seed, "watched").permutation(len(views.target))
         self.watched = everything[: config.guard.images]
+        mixed = numpy_generator(self.seed, "watched.source").permutation(self.held_out)
+        self.watched_source = mixed[: max(1, config.guard.images // 2)]
 
         self.position = Position(mode=self.network.domains.mode)
         self.guard = Guard(config.guard)
+        chosen = SELECTORS if config.guard.keep == "all" else (config.guard.select,)
+        # The guard keeps the best by its own score anyway.
+        self.choice = Choice(tuple(name for name in chosen if name not in ("last", GUARDS_SCORE)))
         self.journal: Journal = run.journal
         self.plan: CyclePlan | None = None
         self.labelled: Labelled | None = None  # all target images, by a method that labels them so
         self.pretrained_NC: NDArray[np.float32] | None = None
         self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
         self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
+        self.unwritten: dict[Path, dict[str, Tensor]] = {}
+        """Weights of best cycles since the last checkpoint: written with the next, which is the first to build on them."""
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
 
@@ -153,6 +160,7 @@ class Trainer:
         self._start_teacher()
         outputs = self._look(0, SOURCE)
         self.guard.start(self._scores(outputs))
+        self.choice.start()
         self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
         self._take_up_mode()
         if self.settings.fresh_optimizer:
@@ -223,9 +231,13 @@ class Trainer:
                 self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
             _, *bounds = stage_of(cycle, self.settings.cycles, self.method.stages)
             begin, end = (bound * self.cycle_steps for bound in bounds)
+            planned = time.monotonic()
             self._train_cycle(self.plan, first, (begin, end), lambda progress: adaptation_rate(self.settings, progress))
+            trained = time.monotonic()
             self._end_cycle()
-            self.run.note_time({"cycle": cycle, "seconds": time.monotonic() - started})
+            ended = time.monotonic()
+            parts = {"seconds": ended - started, "training": trained - planned, "looking": ended - trained}
+            self.run.note_time({"cycle": cycle, **parts})
             self._save_if_due()
         self.reporter.finish()
 
@@ -233,10 +245,12 @@ class Trainer:
         cycle = self.position.cycle
         outputs = self._look(cycle)
         scores = self._scores(outputs)
-        self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
+        self.journal.log_scores(cycle, {**scores, "collapsed": bool(signs)}, outputs.probabilities_NC)
         if best:
-            self._write_weights(self.journal.best_weights)
+            self._keep_weights(self.journal.best_weights(GUARDS_SCORE))
+        for name in [] if signs else self.choice.look(cycle, scores, outputs.probabilities_NC):
+            self._keep_weights(self.journal.best_weights(name))
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -251,26 +265,36 @@ class Trainer:
         if not self.method.adapts or self.settings.cycles == 0:
             self.network.domains.mode = of_source
             return Delivery("pretrained", "this run does not adapt", of_source)
+        select = self.config.guard.select
+        best = self.guard.best_cycle if select in ("last", GUARDS_SCORE) else self.choice.best.get(select, (None,))[0]
         if not position.collapse:
             if (sign := sign_of_spreading(self.guard.last, self.guard.pretrained)) is not None:
                 self.reporter.warn(sign)
-            return Delivery("last", f"cycle {last}, the last one", position.mode)
+            if select == "last" or best in (None, last):
+                return Delivery("last", f"cycle {last}, the last one", position.mode)
+            self._load_best(select)
+            return Delivery(f"cycle {best}", f"the best of {last} cycles by {select}", position.mode)
         reason = "; ".join(position.collapse)
         if self.config.guard.action == "stop":
             raise RunFailed(
                 f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
                 "Another `model.norm` or a lower `training.learning_rate` may help"
             )
+        if best is not None:
+            self._load_best(GUARDS_SCORE if select == "last" else select)
+            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {best}, the best before"
+            return Delivery(f"cycle {best}", why, position.mode)
         self.team.wait()
-        if self.guard.best_cycle is not None:
-            self._load_weights(self.run.journal.best_weights)
-            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
-            return Delivery(f"cycle {self.guard.best_cycle}", why, position.mode)
         self._load_weights(self.run.pretrained)
         self.network.domains.mode = of_source
         return Delivery(
             "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
         )
+
+    def _load_best(self, selector: str) -> None:
+        self.team.wait()
+        weights = self.run.journal.best_weights(selector)
+        self._load_weights(weights)
 
     # --- a cycle -------------------------------------------------------------------------------------------------------
 
@@ -401,9 +425,9 @@ class Trainer:
 
     def _scores(self, outputs: Outputs) -> Scores:
         right = None
-        if len(self.held_out) > 0:
-            predicted = self.predict(SOURCE, self.held_out, SOURCE).labels_N
-            right = float((predicted == self.source_labels[self.held_out]).mean())
+        if len(self.watched_source) > 0:
+            predicted = self.predict(SOURCE, self.watched_source, SOURCE).labels_N
+            right = float((predicted == self.source_labels[self.watched_source]).mean())
         if self.pretrained_NC is None:
             raise AssertionError("scores are taken against the pretrained model's predictions")
         scores = label_free_scores(outputs.probabilities_NC, self.pretrained_NC, right)
@@ -428,11 +452,13 @@ class Trainer:
             tensors |= with_prefix("plan", plan)
         if self.pretrained_NC is not None:
             tensors["pretrained_NC"] = torch.from_numpy(self.pretrained_NC)
+        tensors |= with_prefix("choice", self.choice.tensors())
         if self.labelled is not None:
             tensors |= {"labelled": self.labelled.labels_N, **with_prefix("tables", self.labelled.tables)}
         facts = {
             "position": dataclasses.asdict(self.position),
             "guard": self.guard.facts(),
+            "choice": self.choice.facts(),
             "fingerprints": self.fingerprints,
             "journal": self.run.journal.lengths(),
             "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
@@ -462,7 +488,9 @@ class Trainer:
         self.position = Position(**state.facts["position"])
         self.position.check()
         self.guard.restore(state.facts["guard"])
+        self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))
         self.network.domains.mode = self.position.mode
+        self.unwritten.clear()
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
         restore_optimizer(self.stepper.new_optimizer(), state.tensors)
         plan = without_prefix("plan", state.tensors)
@@ -517,17 +545,29 @@ class Trainer:
     def _check_weights(self) -> None:
         """Before anything is written that others build on."""
         weights = [tensor for tensor in self.method.state_dict().values() if tensor.is_floating_point()]
-        if not bool(torch.stack([tensor.isfinite().all() for tensor in weights]).all()):
+        if not bool(get_total_norm(weights, norm_type=math.inf).isfinite()):
             raise RunFailed(self._ruined("the model's weights are"))
 
-    def _write_weights(self, path: Path) -> None:
+    def _copied_weights(self) -> dict[str, Tensor]:
         """Of the teacher, where there is one: those that labels and scores come from."""
         self._check_weights()
+        with self.method.teacher.in_charge() if self.method.teacher else nullcontext():
+            return {k: v.clone() for k, v in self.method.state_dict().items() if not k.startswith("teacher.")}
+
+    def _keep_weights(self, path: Path) -> None:
+        if self.team.main:
+            self.unwritten[path] = self._copied_weights()
+
+    def _write_weights(self, path: Path) -> None:
+        weights = self._copied_weights()
         self.run.check_present()
         if self.team.main:
-            with self.method.teacher.in_charge() if self.method.teacher else nullcontext():
-                tensors = {k: v for k, v in self.method.state_dict().items() if not k.startswith("teacher.")}
-                write_tensors(path, tensors, self.about)
+            write_tensors(path, weights, self.about)
+
+    def _write_kept_weights(self) -> None:
+        while self.unwritten:
+            path, weights = self.unwritten.popitem()
+            write_tensors(path, weights, self.about)
 
     def _load_weights(self, path: Path) -> None:
         """What `_write_weights` has written; a teacher starts there too."""
@@ -541,6 +581,7 @@ class Trainer:
         self.run.check_present()
         self.team.average(self._moving_tensors())
         try:
+            self._write_kept_weights()
             self.run.checkpoints.save(self._state())
         except OSError as error:
             raise UserError(
