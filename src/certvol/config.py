@@ -375,14 +375,17 @@ _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
     "augment.crop_aspect method.num_samples method.temperature method.random_dim "
-    "method.discriminator_width"
+    "method.discriminator_width method.passes method.mean_draws method.radius method.width"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
     "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
     "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
-    "method.bottleneck method.reversal method.adversarial_weight method.centroid_momentum method.discriminator_dropout"
+    "method.bottleneck method.reversal method.rounds method.alignment_weight method.adversarial_weight "
+    "method.consistency_weight method.balance_weight method.entropy_weight method.semantic_weight method.threshold method.floor "
+    "method.label_smoothing method.drop method.teacher_decay method.centroid_share method.max_distance method.min_images "
+    "method.centroid_momentum method.discriminator_dropout"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
@@ -396,8 +399,8 @@ _AT_MOST = {
     "augment.jitter": 1,
 }
 _BELOW_ONE = (
-    "model.dropout training.mc_dropout training.momentum training.teacher method.centroid_momentum "
-    "method.discriminator_dropout"
+    "model.dropout training.mc_dropout training.momentum training.teacher method.drop method.label_smoothing "
+    "method.teacher_decay method.centroid_share method.centroid_momentum method.discriminator_dropout"
 ).split()
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from certvol.config import ModelConfig
+from certvol.config import ModelConfig, resolve
+from certvol.errors import UserError
 from certvol.methods import discover
 from certvol.methods.protocol import AdaptationMethod, Batch, Survey
 from certvol.nn.network import Network, seeded_backbone
@@ -81,6 +82,15 @@ def test_a_method_is_one_file_with_a_line_about_itself_and_frozen_settings(name:
     for field in dataclasses.fields(method.Config):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(method.Config(), field.name, None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_out_of_range_are_refused_by_name(name: str) -> None:
+    configs = {name: METHODS[name].Config}
+    for field in dataclasses.fields(METHODS[name].Config):
+        if field.type in (int, float):
+            with pytest.raises(UserError, match=rf"`method\.{field.name}` should"):
+                resolve(configs, overrides={"method.name": name, f"method.{field.name}": -1})
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -177,9 +187,10 @@ def test_losses_are_float32_and_near_those_of_full_precision_under_autocast(name
     values = []
     for bf16 in (False, True):
         method = make_method(name).train()
+        batch = fitted(method, make_batch(adapting))
         torch.manual_seed(0)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            terms = method.loss_terms(make_batch(adapting))
+            terms = method.loss_terms(batch)
         assert all(value.dtype == torch.float32 for value in terms.values())
         method.loss(terms).backward()
         assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())

@@ -1,5 +1,6 @@
 """Two processes on the CPU, started as a user starts them: by torchrun."""
 
+import json
 import os
 import signal
 import subprocess
@@ -84,11 +85,13 @@ def test_alone_nothing_is_gathered_averaged_or_waited_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["cvp", "basic", "dann"])
+@pytest.mark.parametrize("method", ["cvp", "basic", "dann", "ufal", "self_ensembling"])
 def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     settings = {**SAME, "method.name": method}
     if method == "dann":  # a network that pretraining leaves out
         settings |= {"method.discriminator_norm": False, "training.weight_decay": 0.1}
+    if method == "self_ensembling":  # balance over a share of the batch is another than over the whole
+        settings |= {"method.balance_weight": 0.0, "method.threshold": 0.3}
     if method != "cvp":
         settings.pop("method.num_samples")
     for processes in (1, 2):
@@ -103,6 +106,26 @@ def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path,
     assert any((moved[key] - start_weights[key]).abs().max() > 1e-3 for key in moved)
     one, two = ((tmp_path / n / "predictions.csv").read_text().splitlines() for n in "12")
     assert [line.split(",")[:2] for line in one] == [line.split(",")[:2] for line in two]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["can", "rsda_mstn"])
+def test_two_processes_label_the_whole_target_alike(method: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Their losses compare rows within each process's share, so that the weights are others; the first labels are the same."""
+    settings = {**SAME, "method.name": method, "training.teacher": 0.5, "training.checkpoint_seconds": 0}
+    settings.pop("method.num_samples")
+    if method == "rsda_mstn":
+        settings["method.rounds"] = 1
+    labels = []
+    for processes in (1, 2):
+        run = tmp_path / str(processes)
+        finish(start(processes, *arguments(folders, run, {**settings, "training.cycles": 1})))
+        newest = json.loads((run / "checkpoint" / "latest.json").read_text())[0]
+        labels.append(load_file(run / "checkpoint" / newest["file"])["labelled"])
+    assert torch.equal(labels[0], labels[1])
+    assert (labels[0] >= 0).sum() > 20
+    finish(start(2, *arguments(folders, tmp_path / "whole", settings)))
+    assert (tmp_path / "whole" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from certvol.methods.protocol import Batch
 from certvol.training.distributed import Team
 from certvol.training.recording import WARM_UP, Recorder
 from certvol.training.stepper import Stepper
-from methods.test_contract import make_batch, make_method
+from methods.test_contract import METHODS, fitted, make_batch, make_method
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -32,7 +32,7 @@ def test_without_recording_every_step_runs_as_it_is() -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", ["cvp", "basic"])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_replay_is_the_step_it_was_recorded_from(name: str) -> None:
     class Views:
         device = torch.device("cuda")
@@ -45,13 +45,16 @@ def test_a_replay_is_the_step_it_was_recorded_from(name: str) -> None:
         for place in range(WARM_UP + 4):
             torch.manual_seed(place)
             stepper.noise.manual_seed(place)
-            batch = make_batch(seed=place)
+            batch = fitted(make_method(name), make_batch(seed=place), place)
+            other = batch.other_images_NCHW
             on_gpu = replace(
                 batch,
                 images_NCHW=batch.images_NCHW.cuda(),
                 labels_N=batch.labels_N.cuda(),
                 progress=batch.progress.cuda(),
                 generator=stepper.noise,
+                other_images_NCHW=None if other is None else other.cuda(),
+                tables={key: rows.cuda() for key, rows in batch.tables.items()},
             )
             stepper.recorder.run(on_gpu, "mixed", True)
         assert len(stepper.recorder.recordings) == record

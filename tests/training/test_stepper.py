@@ -60,9 +60,9 @@ def test_a_batch_holds_the_rows_of_its_target_images_and_another_view_where_the_
         assert batch.other_images_NCHW is not None
         assert batch.other_images_NCHW.shape == batch.images_NCHW.shape
         assert not torch.equal(batch.other_images_NCHW, batch.images_NCHW)
-        pretraining = stepper._batch(plan, 0, 0, 0.0, adapting=False)
+        pretraining = stepper._batch(plan, 0, 0, adapting=False)
         assert pretraining.other_images_NCHW is None
         assert pretraining.tables == {}
     plain = Views(store, store, method.network.info, AugmentConfig(enabled=False))
-    batch = Stepper(method, plain, TrainingConfig(), Team(), bf16=False)._batch(plan, 0, 0, 0.0, adapting=True)
+    batch = Stepper(method, plain, TrainingConfig(), Team(), bf16=False)._batch(plan, 0, 0, adapting=True)
     assert torch.equal(batch.other_images_NCHW, batch.images_NCHW)  # of the same images

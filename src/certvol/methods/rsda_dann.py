@@ -55,16 +55,16 @@ class Method(AdaptationMethod):
     @dataclass(frozen=True, kw_only=True)
     class Config:
         radius: float = 10.0
-        bottleneck: int = 256
+        width: int = 256  # of the bottleneck
         rounds: int = 5  # of training with pseudo-labels, after one without
         adversarial_weight: float = 1.0
         entropy_weight: float = 1.0
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)
-        head = SphericalClassifier(network.info.dim, network.num_classes, config.radius, config.bottleneck)
+        head = SphericalClassifier(network.info.dim, network.num_classes, config.radius, config.width)
         network.classifier = head  # type: ignore[assignment]
-        self.discriminator = SphericalDiscriminator(config.bottleneck, config.radius)
+        self.discriminator = SphericalDiscriminator(config.width, config.radius)
 
     @property
     def head(self) -> SphericalClassifier:

@@ -48,7 +48,7 @@ class Method(rsda_dann.Method):
         self.source_centroids_CD: Tensor
         self.target_centroids_CD: Tensor
         for name in ("source_centroids_CD", "target_centroids_CD"):
-            self.register_buffer(name, torch.zeros(network.num_classes, config.bottleneck))
+            self.register_buffer(name, torch.zeros(network.num_classes, config.width))
 
     @property
     def term_weights(self) -> dict[str, float]:
