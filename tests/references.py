@@ -88,3 +88,160 @@ def ensemble_agreement(candidates: list[list[list[float]]]) -> list[float]:
             same += row.index(max(row)) == summed.index(max(summed))
         agreed.append(same / len(candidate))
     return agreed
+
+
+def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None) -> float:
+    """Half the weighted mean of -log sigmoid(logit) over the source and half that of -log(1 - sigmoid(logit)) over the target."""
+    halves = []
+    for rows, sign in ((range(num_source), 1), (range(num_source, len(logits_N)), -1)):
+        weights = [1.0 if certainty_N is None else float(certainty_N[i]) for i in rows]
+        values = [math.log(1 + math.exp(-sign * float(logits_N[i]))) for i in rows]
+        halves.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+    return sum(halves) / 2
+
+
+def coral(source_ND: Tensor, target_ND: Tensor) -> float:
+    total, dim = 0.0, source_ND.shape[1]
+    for a in range(dim):
+        for b in range(dim):
+            entries = []
+            for rows in (source_ND, target_ND):
+                mean_a, mean_b = float(rows[:, a].mean()), float(rows[:, b].mean())
+                products = [(float(row[a]) - mean_a) * (float(row[b]) - mean_b) for row in rows]
+                entries.append(sum(products) / (len(rows) - 1))
+            total += (entries[0] - entries[1]) ** 2
+    return total / (4 * dim**2)
+
+
+def maximum_mean_discrepancy(source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...], biased: bool) -> float:
+    rows = [*source_ND, *target_ND]
+    squared = [[float(((a - b) ** 2).sum()) for b in rows] for a in rows]
+    pairs = [squared[i][j] for i in range(len(rows)) for j in range(len(rows)) if i != j]
+    mean = sum(pairs) / len(pairs)
+
+    def average(left: range, right: range) -> float:
+        values = [
+            sum(math.exp(-squared[i][j] / (2 * scale * mean)) for scale in scales)
+            for i in left
+            for j in right
+            if biased or i != j
+        ]
+        return sum(values) / len(values)
+
+    source, target = range(len(source_ND)), range(len(source_ND), len(rows))
+    return average(source, source) + average(target, target) - 2 * average(source, target)
+
+
+def class_confusion(logits_NC: Tensor, temperature: float) -> float:
+    rows, classes = logits_NC.tolist(), logits_NC.shape[1]
+    probabilities = []
+    for row in rows:
+        powers = [math.exp(value / temperature) for value in row]
+        probabilities.append([power / sum(powers) for power in powers])
+    weights = [1 + math.exp(sum(p * math.log(p) for p in row)) for row in probabilities]
+    weights = [weight * len(rows) / sum(weights) for weight in weights]
+    confusion = [
+        [sum(w * row[a] * row[b] for w, row in zip(weights, probabilities, strict=True)) for b in range(classes)]
+        for a in range(classes)
+    ]
+    return sum(
+        confusion[a][b] / sum(confusion[a]) for a in range(classes) for b in range(classes) if a != b
+    ) / classes  # fmt: skip
+
+
+def smoothed_cross_entropy(logits: list[float], label: int, smoothing: float) -> float:
+    total = math.log(sum(math.exp(value) for value in logits))
+    share = [1 - smoothing if k == label else smoothing / (len(logits) - 1) for k in range(len(logits))]
+    return sum(s * (total - value) for s, value in zip(share, logits, strict=True))
+
+
+def feature_alignment(feature: list[float], means: list[list[float]], q: list[float], double_softmax: bool) -> float:
+    """UFAL: cross-entropy between q and the softmax over minus the squared distances from the class means."""
+
+    def softmax(values: list[float]) -> list[float]:
+        powers = [math.exp(value - max(values)) for value in values]
+        return [power / sum(powers) for power in powers]
+
+    scores = softmax([-sum((f - m) ** 2 for f, m in zip(feature, mean, strict=True)) for mean in means])
+    return -sum(share * math.log(p) for share, p in zip(q, softmax(scores) if double_softmax else scores, strict=True))
+
+
+def draw_weight(r: list[float], label: int, mean: list[float], deviation: list[float]) -> float:
+    """UBR2S: (1 - DE) * SL."""
+    near = min(1.0, max(0.0, 1 - abs(r[label] - mean[label]) / (2 * deviation[label])))
+    exceeds = []
+    for k in range(len(r)):
+        if k != label:
+            z = (r[label] - mean[k]) / deviation[k]
+            exceeds.append(1 - 0.5 * (1 + math.erf(z / math.sqrt(2))))
+    return (1 - max(exceeds)) * near
+
+
+def class_discrepancy(source: list[Tensor], target: list[Tensor]) -> float:
+    """CAN: e(c1, c2) of the rows of a source class and of a target class, in one layer."""
+    rows = [*source, *target]
+    squared = [float(((a - b) ** 2).sum()) for a in rows for b in rows]
+    width = max(sum(squared) / (len(rows) * (len(rows) - 1)), 1e-5)
+
+    def kernel(a: Tensor, b: Tensor) -> float:
+        return sum(math.exp(-float(((a - b) ** 2).sum()) / (width * 2 ** (i - 2))) for i in range(5))
+
+    def average(left: list[Tensor], right: list[Tensor]) -> float:
+        return sum(kernel(a, b) for a in left for b in right) / (len(left) * len(right))
+
+    return average(source, source) + average(target, target) - 2 * average(source, target)
+
+
+def contrastive_discrepancy(
+    layers: list[tuple[Tensor, Tensor]],
+    source_labels: list[int],
+    target_labels: list[int],
+    num_classes: int,
+    over_all: bool,
+) -> float:
+    alike, unlike = [], []
+    for a in set(source_labels):
+        for b in set(target_labels):
+            e = sum(
+                class_discrepancy(
+                    [row for row, label in zip(source, source_labels, strict=True) if label == a],
+                    [row for row, label in zip(target, target_labels, strict=True) if label == b],
+                )
+                for source, target in layers
+            )
+            (alike if a == b else unlike).append(e)
+    if over_all:
+        return sum(alike) / num_classes - sum(unlike) / (num_classes * (num_classes - 1))
+    return sum(alike) / max(1, len(alike)) - sum(unlike) / max(1, len(unlike))
+
+
+def class_balance(probabilities_NC: Tensor, quirk: bool) -> float:
+    """Self-ensembling: C * mean over classes of BCE(mean probability, 1 / C)."""
+    classes = probabilities_NC.shape[1]
+    values = []
+    for k in range(classes):
+        q = sum(row[k] for row in probabilities_NC.tolist()) / len(probabilities_NC)
+        rest = math.log(1 + q) if quirk else math.log(1 - q)
+        values.append(-(math.log(q) / classes + (1 - 1 / classes) * rest))
+    return classes * sum(values) / classes
+
+
+def spherical_layer(x: Tensor, weight: Tensor, bias: Tensor, radius: float) -> Tensor:
+    """One row: logarithmic map at the north pole, linear layer, exponential map, ReLU on the sphere."""
+    pole = torch.zeros_like(x)
+    pole[-1] = radius
+    cosine = float(x @ pole) / float(x.norm() * pole.norm())
+    direction = x / x.norm() - cosine * pole / radius
+    tangent = radius * math.acos(cosine * (1 - 1e-4)) * (direction / direction.norm())[:-1]
+    moved = weight @ tangent + bias
+    angle = float(moved.norm()) / radius
+    wrapped = torch.cat([radius * math.sin(angle) * moved / moved.norm(), torch.tensor([radius * math.cos(angle)])])
+    return radius * wrapped.relu() / wrapped.relu().norm()
+
+
+def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> float:
+    total = 0.0
+    for a, b in zip(source_CD, target_CD, strict=True):
+        if a.abs().sum() > 0 and b.abs().sum() > 0:
+            total += 1 - float(a @ b / (a.norm() * b.norm()))
+    return total

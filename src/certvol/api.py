@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import methods
+from certvol.acceleration import prepare
 from certvol.config import Config, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
@@ -26,6 +27,7 @@ from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
+from certvol.nn.teacher import Teacher
 from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, read_metrics, write_text
@@ -33,6 +35,7 @@ from certvol.training.checkpoint import load_into, read_about, read_tensors, wri
 from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
+from certvol.training.schedule import steps_per_cycle
 from certvol.training.trainer import Trainer
 from certvol.training.views import Views
 
@@ -169,6 +172,8 @@ class _Job:
                     f"({domain.failures[0][1]}); `certvol check` lists them"
                 )
         self.method = create_method(config, backbone, self.info, len(self.source.classes))
+        if config.training.teacher > 0 and self.method.teacher is None:
+            self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
         self._check_choice()
 
     def _check_choice(self) -> None:
@@ -194,12 +199,11 @@ class _Job:
     def _run_to_end(self) -> Run:
         started = time.monotonic()
         config = self.config
-        _prepare_torch(self.device)
-        self.method.to(self.device)
-        if self.device.type == "cuda":
-            self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.training.compile:
-            self.method.network.compile_backbone()
+        steps = config.training.pretrain_steps
+        if self.method.adapts:
+            steps += config.training.cycles * steps_per_cycle(config.training, len(self.source.classes))
+        prepare(self.method, config.training, self.device, steps)
+        self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         stores = [
             PixelStore(domain.pixels, domain.rows, self.device, config.data.device_share / 2)
             for domain in (self.source, self.target)
@@ -279,13 +283,6 @@ class _Job:
             "accuracy": [accuracy(labels, true_N) for _, labels in kept],
             "mean_class_accuracy": [mean_class_accuracy(labels, true_N, num_classes) for _, labels in kept],
         }
-
-
-def _prepare_torch(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
 
 
 def evaluate(

@@ -1,7 +1,7 @@
 """From a model and images to logits, probabilities and sigma. The trainer labels with it, `predict` predicts with it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +30,15 @@ class Outputs:
 
 @contextmanager
 def evaluating(method: AdaptationMethod, domain: int) -> Iterator[None]:
-    """Inside: no gradients, stored statistics of `domain`, no dropout."""
+    """Inside: no gradients, stored statistics of `domain`, no dropout; a teacher, where there is one, in charge."""
     was_training = method.training
     method.eval()
     try:
-        with torch.inference_mode(), method.network.rows_of(domain=domain):
+        with (
+            method.teacher.in_charge() if method.teacher else nullcontext(),
+            torch.inference_mode(),
+            method.network.rows_of(domain=domain),
+        ):
             yield
     finally:
         method.train(was_training)
@@ -53,7 +57,7 @@ def mc_dropout_probabilities(
         torch.manual_seed(seed)
         total = torch.zeros(())
         for number in range(passes):
-            probabilities = method.network.classifier(features_ND, dropout=dropout).float().softmax(dim=1)
+            probabilities = method.logits(features_ND, dropout).float().softmax(dim=1)
             total = probabilities if number == 0 else total + probabilities
     return total / passes
 
@@ -73,7 +77,7 @@ def run_batches(
             with mixed_precision(images_NCHW.device, bf16):
                 features_ND = method.network.features(images_NCHW)
                 if head is None:
-                    probabilities.append(method.network.classifier(features_ND).float().softmax(dim=1))
+                    probabilities.append(method.logits(features_ND).float().softmax(dim=1))
                 else:
                     probabilities.append(head(features_ND, number))
                 sigma_N = method.sigma(features_ND)

@@ -145,6 +145,7 @@ def load(run: str | Path, device: str = "auto", which: Literal["model", "pretrai
         raise UserError(f"{weights} is damaged or no weights of certvol: {error}") from None
     backbone, info = seeded_backbone(replace(config.model, weights="none"), config.data.image_size, 0)
     method = create_method(config, backbone, info, len(classes))
+    method.teacher = None  # what a run delivers is its teacher already
     load_into(method, tensors, str(weights))
     method.network.domains.mode = mode
     place = pick_device(device)

@@ -3,14 +3,17 @@
 import ast
 import dataclasses
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from certvol.config import ModelConfig
 from certvol.methods import discover
-from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.methods.protocol import AdaptationMethod, Batch, Survey
 from certvol.nn.network import Network, seeded_backbone
 
 METHODS = discover()
@@ -33,9 +36,35 @@ def make_batch(adapting: bool = True, seed: int = 0, n: int = 16) -> Batch:
         rows=torch.arange(n),
         total=n,
         generator=torch.Generator().manual_seed(seed),
-        progress=0.5,
+        progress=torch.tensor(0.5),
         adapting=adapting,
     )
+
+
+def make_survey(method: AdaptationMethod, n: int, seed: int = 0, stage: int = 1) -> Survey:
+    """`n` target images whose features are random, as far as the method asks for it."""
+    generator = torch.Generator().manual_seed(seed)
+    features_ND = torch.randn(n, method.network.info.dim, generator=generator).relu()
+    with torch.no_grad():
+        probabilities_NC = method.eval().logits(features_ND).softmax(dim=1)
+    centres_CD = torch.rand(CLASSES, method.network.info.dim, generator=generator) if method.surveys_source else None
+    return Survey(features_ND, probabilities_NC, centres_CD, stage, generator)
+
+
+def fitted(method: AdaptationMethod, batch: Batch, seed: int = 0) -> Batch:
+    """The batch with what this method's trainer would add to it: another view, and rows of its tables."""
+    if not batch.adapting:
+        return batch
+    training = method.training
+    tables = {}
+    if method.labels_whole_target:
+        with torch.no_grad():
+            noted = method.label_target(make_survey(method, 64, seed)).tables
+        tables = {name: table[: len(batch.labels_N) - batch.num_source] for name, table in noted.items()}
+    method.train(training)
+    generator = torch.Generator().manual_seed(seed + 1)
+    other = torch.randn(batch.images_NCHW.shape, generator=generator) if method.views_per_image == 2 else None
+    return dataclasses.replace(batch, tables=tables, other_images_NCHW=other)
 
 
 def test_the_core_methods_are_there() -> None:
@@ -58,15 +87,17 @@ def test_a_method_is_one_file_with_a_line_about_itself_and_frozen_settings(name:
 @pytest.mark.parametrize("adapting", [False, True])
 def test_loss_terms_are_finite_scalars_with_gradients(name: str, adapting: bool) -> None:
     method = make_method(name).train()
-    terms = method.loss_terms(make_batch(adapting))
+    terms = method.loss_terms(fitted(method, make_batch(adapting)))
     assert terms
     for value in terms.values():
         assert value.shape == ()
         assert torch.isfinite(value)
     method.loss(terms).backward()
-    for parameter_name, parameter in method.named_parameters():
+    # A network that compares the domains has nothing to learn in pretraining; what predicts learns in both phases.
+    learning = method if adapting else method.network
+    for parameter_name, parameter in learning.named_parameters():
         assert parameter.grad is not None, parameter_name
-        assert torch.isfinite(parameter.grad).all()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -74,16 +105,85 @@ def test_the_same_seeds_give_the_same_loss(name: str) -> None:
     values = []
     for _ in range(2):
         method = make_method(name).train()
+        batch = fitted(method, make_batch())
         torch.manual_seed(3)
-        values.append({k: v.item() for k, v in method.loss_terms(make_batch()).items()})
+        values.append({k: v.item() for k, v in method.loss_terms(batch).items()})
     assert values[0] == values[1]
+
+
+class _TensorsAlone(TorchDispatchMode):
+    """Refuses what waits for the device or makes a shape of values: such a step cannot be recorded and replayed."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "bincount")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        assert not name.startswith(self.REFUSED), f"aten::{name} in a step"
+        if name in ("index", "index_put", "index_put_"):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), "a boolean mask as an index in a step"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("adapting", [False, True])
+def test_a_step_works_on_tensors_alone(name: str, adapting: bool) -> None:
+    method = make_method(name).train()
+    batch = fitted(method, make_batch(adapting))
+    with _TensorsAlone():
+        method.loss(method.loss_terms(batch)).backward()
+        method.after_step()
+        if method.teacher is not None:
+            method.teacher.follow()
+
+
+def test_the_check_for_tensors_alone_can_fail() -> None:
+    values = torch.arange(4.0)
+    steps: list[Callable[[], Any]] = [lambda: values[values > 1], lambda: values.sum().item(), values.nonzero]
+    for step in steps:
+        with _TensorsAlone(), pytest.raises(AssertionError, match="in a step"):
+            step()
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.uses_split])
+def test_a_method_that_says_so_treats_source_and_target_rows_alike(name: str) -> None:
+    found = []
+    for num_source in (8, 11):
+        torch.manual_seed(0)
+        terms = make_method(name).train().loss_terms(dataclasses.replace(make_batch(), num_source=num_source))
+        found.append({key: value.item() for key, value in terms.items()})
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_one_label_only_gives_finite_losses(name: str) -> None:
     method = make_method(name).train()
-    batch = dataclasses.replace(make_batch(), labels_N=torch.zeros(16, dtype=torch.int64))
+    batch = fitted(method, dataclasses.replace(make_batch(), labels_N=torch.zeros(16, dtype=torch.int64)))
     assert all(torch.isfinite(value) for value in method.loss_terms(batch).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("num_source", [16, 15, 1, 0])
+def test_batches_of_one_domain_alone_give_finite_losses_and_gradients(name: str, num_source: int) -> None:
+    """Source images stand in for classes without target images; a process of several may get rows of one domain only."""
+    method = make_method(name).train()
+    terms = method.loss_terms(fitted(method, dataclasses.replace(make_batch(), num_source=num_source)))
+    usual = method.loss_terms(fitted(method, make_batch()))
+    assert set(terms) == set(usual), "all batches of a phase have the same terms"
+    assert all(torch.isfinite(value) for value in terms.values())
+    method.loss(terms).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("scale", [0.0, 1e6])
+def test_images_of_nothing_and_of_huge_values_give_finite_losses_and_gradients(name: str, scale: float) -> None:
+    method = make_method(name).train()
+    method.network.domains.mode = "frozen"  # without the batch's statistics features are as small or large as images
+    batch = fitted(method, make_batch())
+    terms = method.loss_terms(dataclasses.replace(batch, images_NCHW=batch.images_NCHW * scale))
+    assert all(torch.isfinite(value) for value in terms.values())
+    method.loss(terms).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
 
 
 @pytest.mark.parametrize("name", METHODS)

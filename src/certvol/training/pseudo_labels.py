@@ -25,6 +25,13 @@ class Filed:
     def counts_C(self) -> Indices:
         return np.array([len(pool) for pool in self.pools], dtype=np.int64)
 
+    def labels_of(self, num_images: int) -> Indices:
+        """By the image's number; -1 for those that were not labelled."""
+        labels_N = np.full(num_images, -1, dtype=np.int64)
+        for label, pool in enumerate(self.pools):
+            labels_N[pool] = label
+        return labels_N
+
 
 def file_by_label(
     label_chunk: Callable[[Indices, int], Indices],
