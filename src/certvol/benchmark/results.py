@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from certvol.training.run_folder import RunFolder
 
 COLUMNS = ("task", "method", "seed", "metric", "last", "selected", "oracle", "seconds", "status", "run")
 DONE, STOPPED, WAITING = "done", "stopped", "waiting"
+_PLAIN = re.compile(r"\w[-+@=.,\w]*")  # a name that becomes part of a path, and leads nowhere else
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError)
 
 
@@ -164,6 +166,7 @@ def read_results(path: Path) -> list[tuple[str, str, int]]:
     """The runs that `results.csv` names; none where there is no such file, or one of another kind."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [(row["task"], row["method"], int(row["seed"])) for row in csv.DictReader(file)]
+            keys = [(row["task"], row["method"], int(row["seed"])) for row in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError, csv.Error):
         return []
+    return [key for key in keys if all(_PLAIN.fullmatch(word) for word in key[:2])]
