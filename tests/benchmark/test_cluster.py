@@ -24,7 +24,7 @@ def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("nobody answers\nat all")
 
     monkeypatch.setattr(cluster, "import_module", lambda name: SimpleNamespace(init=refuse))
-    with pytest.raises(UserError, match="no Ray cluster at ray://far: nobody answers$"):
+    with pytest.raises(UserError, match=r"no Ray cluster at ray://far: nobody answers$"):
         cluster.RayPool("ray://far", 1, 1.0, lambda job: Path("log"))
 
 
