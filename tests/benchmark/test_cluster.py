@@ -1,4 +1,4 @@
-"""What of the cluster can be told without one; the rest is in test_command.py, on a real one."""
+"""What of the cluster can be told without one; the rest is in test_benchmark_command.py, on a real one."""
 
 from pathlib import Path
 from types import SimpleNamespace
