@@ -64,6 +64,15 @@ def test_only_api_demo_and_cli_join_everything() -> None:
     assert _users_of("training.trainer") == {"api"}
 
 
+def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:
+    forbidden = {"api", "model", "demo", "training.trainer", "training.stepper", "inference"}
+    for module, used in IMPORTS.items():
+        if module.startswith("benchmark"):
+            assert not used & forbidden, module
+            assert not {name for name in used if name.startswith(("nn", "methods"))}, module
+    assert {user for user in _users_of("benchmark") if not user.startswith("benchmark")} <= {"cli"}
+
+
 def test_no_module_is_a_drawer_for_everything() -> None:
     assert not {name.split(".")[-1] for name in MODULES} & {"utils", "common", "misc", "helpers"}
 

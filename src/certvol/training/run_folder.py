@@ -54,17 +54,15 @@ class Journal:
         # Not synced: a run that resumes from its last checkpoint writes what came after it again.
         write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half}, synced=False)
 
-    def read_cycles(self) -> list[tuple[int, dict[str, Any], NDArray[np.float32]]]:
+    def read_cycles(self) -> Iterator[tuple[int, dict[str, Any], NDArray[np.float32]]]:
         """(cycle, scores, probabilities of the watched images) of each cycle, the model before adaptation (0) first.
 
         OSError, ValueError, KeyError or SafetensorError where the files are not those of a run."""
         lines = self.scores.read_text(encoding="utf-8").splitlines() if self.scores.exists() else []
-        found = []
         for scores in map(json.loads, lines):
             cycle = int(scores["cycle"])
             half = load_file(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
-            found.append((cycle, scores, half.float().numpy()))
-        return found
+            yield cycle, scores, half.float().numpy()
 
     def lengths(self) -> dict[str, int]:
         return {p.name: p.stat().st_size if p.exists() else 0 for p in (self.history, self.scores)}
