@@ -40,7 +40,7 @@ def _users_of(*targets: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", ["losses", "metrics", "selection"])
+@pytest.mark.parametrize("module", ["losses", "metrics", "selection", "uncertainty"])
 def test_formulas_import_nothing_of_ours(module: str) -> None:
     assert IMPORTS[module] == set()
 

@@ -85,6 +85,9 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.predictions = self.path / "predictions.csv"
         self.metrics = self.path / "metrics.json"
+        self.measures = self.path / "measures.csv"
+        self.evaluation = self.path / "evaluation.json"
+        self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)
         self.journal = Journal(self.path, self.path, self.cycles, writes)
 
