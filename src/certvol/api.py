@@ -32,6 +32,7 @@ from certvol.training.checkpoint import load_into, read_about, read_tensors, wri
 from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
+from certvol.training.tensorboard import TensorBoard
 from certvol.training.trainer import Trainer
 from certvol.training.views import Views
 
@@ -151,6 +152,8 @@ class _Job:
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
         self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
+        if config.training.tensorboard and team.main:
+            run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
         for folder in (str(config.data.source), str(config.data.target)):
             if not Path(folder).is_dir():
                 scan(folder)  # says what is wrong with it, before weights are fetched and images decoded
@@ -214,6 +217,8 @@ class _Job:
         )
         with self.stop_signal.deferred():
             delivery = trainer.fit()
+        if self.run.journal.follower is not None:
+            self.run.journal.follower.close()
         outputs = self._predict(trainer, TARGET, "predicting the target")
         weights = {name: tensor.clone() for name, tensor in self.method.state_dict().items()}
         # Training has ended: the one place where a run looks at target labels, where all folders are named like source classes.

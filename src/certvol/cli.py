@@ -100,6 +100,16 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--device", default="auto")
     predict.set_defaults(act=_predict)
 
+    export = commands.add_parser(
+        "export", help="the model as one file that needs no certvol: images to logits and sigma"
+    )
+    export.add_argument("run", metavar="RUN")
+    export.add_argument(
+        "--format", required=True, metavar="FORMAT", help="onnx, or torch (a torch.export program, .pt2)"
+    )
+    export.add_argument("--out", required=True, metavar="FILE")
+    export.set_defaults(act=_export)
+
     listing = commands.add_parser("list", help="methods, backbones, presets or settings there are")
     listing.add_argument("what", choices=["methods", "backbones", "presets", "settings"])
     listing.set_defaults(act=_list)
@@ -393,6 +403,21 @@ def _predict(options: argparse.Namespace) -> int:
     print(f"{len(readable)} images predicted{rejected}{skipped}: {printable(options.out)}")
     if options.rejected_dir is not None:
         print(f"rejected images, the least certain first: {printable(options.rejected_dir)}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from certvol.console import printable
+    from certvol.export import export
+
+    found = export(options.run, options.out, options.format)
+    side = found["input_size"]
+    print(f"{options.format} model: {printable(options.out)}")
+    print(
+        f"input `images`: uint8, N x {side} x {side} x 3, RGB, squashed to that size; crop and normalisation are inside"
+    )
+    outputs = " and ".join(found["outputs"])
+    print(f"output: {outputs}, {len(found['labels'])} classes; within {found['difference']:.1g} of the run's own model")
     return 0
 
 

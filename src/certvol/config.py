@@ -128,6 +128,8 @@ class TrainingConfig:
     """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
+    tensorboard: bool = False
+    """Write the figures of history.jsonl for TensorBoard too, into RUN/tensorboard; needs the extra `certvol[tensorboard]`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from certvol.errors import UserError
 from certvol.training.checkpoint import Checkpoints, append, append_line, write_atomically, write_tensors
+from certvol.training.tensorboard import TensorBoard
 
 
 def check_present(run: Path) -> None:
@@ -33,6 +34,7 @@ class Journal:
         self.scores = cycles_folder / "scores.jsonl"
         self.cycles_folder = cycles_folder
         self.best_weights = cycles_folder / "best-mutual_information.safetensors"
+        self.follower: TensorBoard | None = None
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:
@@ -41,6 +43,8 @@ class Journal:
 
     def log(self, line: Mapping[str, Any]) -> None:
         self._append(self.history, line)
+        if self.follower is not None:
+            self.follower.follow()
 
     def log_scores(self, cycle: int, scores: Mapping[str, Any], probabilities_NC: NDArray[np.float32]) -> None:
         """`cycle` 0 is the model that adaptation starts from."""
