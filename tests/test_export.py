@@ -147,8 +147,7 @@ def test_the_readme_uses_the_file_without_certvol(root: Path, onnx_file: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["mixed", "dsbn"])
-@pytest.mark.parametrize("backbone", ["resnet18", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize(("backbone", "mode"), [("resnet18", "dsbn"), ("vit_tiny_patch16_224", "mixed")])
 def test_backbones_of_timm(backbone: str, mode: str) -> None:
     pytest.importorskip("onnxscript")
     config = ModelConfig(backbone=backbone, weights="none", norm=mode)  # type: ignore[arg-type]

@@ -62,6 +62,8 @@ def test_only_api_demo_and_cli_join_everything() -> None:
     assert _users_of("api") <= {"cli", "demo", "__init__"}
     assert _users_of("cli") == {"__main__"}
     assert _users_of("training.trainer") == {"api"}
+    assert _users_of("analysis") <= {"api", "cli", "rejection"}
+    assert _users_of("rejection", "export") <= {"cli"}
 
 
 def test_no_module_is_a_drawer_for_everything() -> None:
