@@ -40,7 +40,7 @@ def _users_of(*targets: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", ["losses", "metrics", "selection"])
+@pytest.mark.parametrize("module", ["losses", "metrics", "selection", "uncertainty"])
 def test_formulas_import_nothing_of_ours(module: str) -> None:
     assert IMPORTS[module] == set()
 
@@ -62,6 +62,8 @@ def test_only_api_demo_and_cli_join_everything() -> None:
     assert _users_of("api") <= {"cli", "demo", "__init__"}
     assert _users_of("cli") == {"__main__"}
     assert _users_of("training.trainer") == {"api"}
+    assert _users_of("analysis") <= {"api", "cli", "rejection"}
+    assert _users_of("rejection", "export") <= {"cli"}
 
 
 def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:
