@@ -21,6 +21,7 @@ from certvol.data.store import PixelStore
 from certvol.environment import describe_environment
 from certvol.errors import RunFailed, UserError
 from certvol.inference import Outputs, run_batches
+from certvol.kept_warnings import KeptWarnings
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
@@ -148,7 +149,7 @@ class _Job:
         device: torch.device,
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
-        self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
+        self.reporter, self.stop_signal = KeptWarnings(reporter if team.main else Silent(), run), stop_signal
         for folder in (str(config.data.source), str(config.data.target)):
             if not Path(folder).is_dir():
                 scan(folder)  # says what is wrong with it, before weights are fetched and images decoded
@@ -180,6 +181,7 @@ class _Job:
 
     def _run_to_end(self) -> Run:
         started = time.monotonic()
+        self.reporter.flush()
         config = self.config
         _prepare_torch(self.device)
         self.method.to(self.device)
