@@ -327,14 +327,13 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError("a comparison of runs needs a place: add --out FILE, such as --out compared.html")
     if several and options.target is not None:
         raise UserError("--target is for the report of one run")
-    reporter = ConsoleReporter()
+    records = [read_record(run) for run in options.runs]
     if several:
-        place = page.write_comparison(options.runs, options.out)
+        place = page.write_comparison(records, options.out)
     else:
-        place = page.write_report(options.runs[0], reporter, options.target, options.out)
+        place = page.write_report(records[0], ConsoleReporter(), options.target, options.out)
     print(f"report: {printable(str(place))}")
     if options.figures:
-        records = [read_record(run) for run in options.runs]
         folder = place.parent / "figures"
         if several:
             written = papers.write_comparison_figures(records, page.run_names(records), folder)

@@ -169,8 +169,7 @@ function drawMatrix(place, figure) {
   const top = named ? (short ? 34 : Math.min(longest, 96) + 26) : 22;
   const height = top + side * count + 4;
   const svg = frame(place, width, height);
-  svg.append(draw('text', { x: margin, y: 11 }, 'predicted →'));
-  svg.append(draw('text', { x: 0, y: 0, transform: `translate(${named ? 10 : 12} ${named ? 11 : top + 70}) ${named ? '' : 'rotate(-90)'}` }, named ? 'true ↓' : '← true'));
+  svg.append(draw('text', { x: 0, y: 11 }, 'true ↓   predicted →'));
   const levels = new Map();
   for (const [i, j, images] of figure.cells) {
     const share = images / Math.max(1, figure.totals[i]);
@@ -238,7 +237,6 @@ function drawReliability(place, figure) {
     svg.append(bar, area);
   }
   svg.append(draw('line', { class: 'mark', x1: x(0), y1: y(0), x2: x(1), y2: y(1), 'pointer-events': 'none' }));
-  svg.append(draw('text', { x: x(0) + 6, y: box.top - 8 + 6 }, 'darker bars hold more images'));
 }
 
 const DRAWERS = { lines: drawLines, bars: drawBars, matrix: drawMatrix, reliability: drawReliability };

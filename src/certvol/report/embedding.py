@@ -1,6 +1,7 @@
 """t-SNE of the target's features before and after adaptation, laid out so that the two can be compared."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ class Embedding(NamedTuple):
     """None where the delivered model is the pretrained one."""
 
 
+@lru_cache(maxsize=1)  # for the page, and once more for papers
 def embed(features: Features, seed: int = 0, most: int = MOST_POINTS) -> Embedding:
     """Both with the same seed, side by side in two threads; the second turned to lie on the first as well as it can."""
     from threadpoolctl import threadpool_limits

@@ -438,7 +438,7 @@ def reliability(record: Record) -> Reliability | None:
     return Reliability(
         id="reliability",
         title="Reliability of the probability",
-        caption=f"Where bars meet the diagonal, a probability of 80 % means right in 80 of 100 cases.{spoken}",
+        caption=f"On the diagonal, 80 % means right in 80 of 100 cases. Darker bars hold more images.{spoken}",
         bins=parsed,
     )
 

@@ -109,13 +109,15 @@ if (gallery) {
 
   function item(i, place, size) {
     const button = make('button', { type: 'button', class: 'picture', 'aria-label': describe(i), tabindex: '-1' }, pictureFrame(i, ITEM.frame),
-      make('span', { class: 'name' }, className(gallery.predicted[i])), make('span', { class: 'value' }, figureText(state.measure.values[i])));
+      make('span', { class: 'name' }, className(gallery.predicted[i])), make('span', { class: 'value' }, valueText(state.measure.values[i])));
     if (truth && !right[i]) button.classList.add('wrong');
     if (!accepted(i)) button.classList.add('rejected');
     button.title = shown(gallery.paths[i]).slice(-200);
     button.dataset.image = i;
     return make('div', { class: 'item', role: 'listitem', 'aria-posinset': place + 1, 'aria-setsize': size }, button);
   }
+
+  const valueText = (value) => (Math.abs(value) >= 1e-3 && Math.abs(value) < 1000 ? value.toPrecision(4) : figureText(value));
 
   function strip(id, images) {
     byId(id + '-count').textContent = images.length ? `${images.length} image${images.length === 1 ? '' : 's'}` : '';
@@ -125,9 +127,10 @@ if (gallery) {
   }
 
   // Only the rows in sight are in the page.
-  let columns = 1, drawn = '';
+  let columns = 1, indent = 0, drawn = '';
   function layOut() {
     columns = Math.max(1, Math.floor((grid.clientWidth - 16) / ITEM.width));
+    indent = Math.max(0, (rows.clientWidth - columns * ITEM.width) / 2);
     rows.style.height = Math.max(1, Math.ceil(state.view.length / columns)) * ITEM.height + 16 + 'px';
     drawn = '';
     if (grid.scrollTop > rows.clientHeight) grid.scrollTop = 0;
@@ -145,7 +148,7 @@ if (gallery) {
     for (let place = first * columns; place < Math.min(state.view.length, last * columns); place++) {
       const element = item(state.view[place], place, state.view.length);
       element.style.top = Math.floor(place / columns) * ITEM.height + 8 + 'px';
-      element.style.left = (place % columns) * ITEM.width + 'px';
+      element.style.left = (place % columns) * ITEM.width + indent + 'px';
       element.firstChild.dataset.place = place;
       made.push(element);
     }

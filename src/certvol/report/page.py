@@ -34,18 +34,19 @@ _SCRIPTS = ("start.js", "charts.js", "pictures.js", "gallery.js", "embedding.js"
 
 
 def write_report(
-    run: str | Path, reporter: Reporter, target: str | Path | None = None, out: str | Path | None = None
+    run: str | Path | Record, reporter: Reporter, target: str | Path | None = None, out: str | Path | None = None
 ) -> Path:
     """RUN/report.html, or `out`. `target`: where the target images are now, if no longer where they were."""
     if target is not None and not Path(target).is_dir():
         raise UserError(f"there is no folder {printable(str(target))} with target images")
-    record = read_record(run)
+    record = run if isinstance(run, Record) else read_record(run)
     page = run_page(record, reporter, None if target is None else Path(target))
     return _write(page, record.path / "report.html" if out is None else Path(out))
 
 
-def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
-    return _write(comparison_page([read_record(run) for run in runs]), Path(out))
+def write_comparison(runs: Sequence[str | Path | Record], out: str | Path) -> Path:
+    records = [run if isinstance(run, Record) else read_record(run) for run in runs]
+    return _write(comparison_page(records), Path(out))
 
 
 def _write(page: str, place: Path) -> Path:

@@ -73,7 +73,7 @@ class Images:
         return "sigma" if "sigma" in self.measures else "probability"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Features:
     """Of at most 2,000 target images."""
 
@@ -146,7 +146,10 @@ def read_record(path: str | Path) -> Record:
         images = read(folder.predictions, lambda _: _images(predicted, None, classes))
     if images is not None and measured is not None and predicted is not None:
         images = read(folder.path / "measures.csv", lambda _: _images(predicted, measured, classes)) or images
-    count = 0 if images is None else len(images.paths)
+    features = None
+    if images is not None:
+        count = len(images.paths)
+        features = read(folder.path / "features.safetensors", lambda file: _features(file, count))
     if not folder.finished:
         notes.append("The run is not complete: this page shows what there is so far.")
     return Record(
@@ -161,7 +164,7 @@ def read_record(path: str | Path) -> Record:
         metrics=metrics,
         images=images,
         evaluation=evaluation,
-        features=read(folder.path / "features.safetensors", lambda file: _features(file, count)),
+        features=features,
         warnings=_warnings(read(folder.path / "warnings.jsonl", _lines) or []),
         notes=notes,
     )
