@@ -64,6 +64,18 @@ def test_only_api_demo_and_cli_join_everything() -> None:
     assert _users_of("training.trainer") == {"api"}
 
 
+def test_the_report_reads_what_runs_wrote_and_trains_nothing() -> None:
+    for module, used in IMPORTS.items():
+        if module.startswith("report."):
+            assert not {name for name in used if name.split(".")[0] in ("nn", "methods", "model", "inference", "api")}
+            assert {name for name in used if name.startswith("training")} <= {
+                "training.checkpoint",
+                "training.run_folder",
+                "training",
+            }
+    assert {user for user in _users_of("report") if not user.startswith("report")} <= {"cli", "demo"}
+
+
 def test_no_module_is_a_drawer_for_everything() -> None:
     assert not {name.split(".")[-1] for name in MODULES} & {"utils", "common", "misc", "helpers"}
 

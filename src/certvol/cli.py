@@ -277,6 +277,8 @@ def _demo_comparison(out: Path, methods: list[str]) -> None:
     try:
         place = write_comparison([out / method for method in methods], out / "report.html")
         print(f"all three on one page: {printable(str(place))}")
+    except Interrupted:
+        raise
     except Exception as error:  # the runs are complete whatever happens here
         ConsoleReporter().warn(f"the comparison could not be made ({printable(str(error))})")
 

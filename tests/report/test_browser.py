@@ -328,7 +328,7 @@ def test_a_comparison_loads_quietly(browser: Browser, tmp_path: Path, screenshot
 @pytest.mark.slow
 def test_twenty_thousand_images_stay_usable(browser: Browser, tmp_path: Path, screenshots: Path) -> None:
     """Photographs, not flat colours: noise takes the most room there is."""
-    made = make_run(tmp_path, count=20_000, side=72, noise=60, features=False)
+    made = make_run(tmp_path, count=20_000, side=72, noise=60, features=False, distinct=800)
     place = page.write_report(made.path, Silent())
     assert place.stat().st_size < 40_000_000
     browser.open(place)

@@ -121,4 +121,4 @@ def test_runs_are_compared_by_their_own_certainty(tmp_path: Path) -> None:
     drawn = figures.comparison_figures([read_record(one.path), read_record(two.path)], ["cvp", "basic"])
     assert [line.name for line in drawn["risk-coverage"].lines] == ["cvp (sigma)", "basic (probability)"]  # type: ignore[attr-defined]
     assert drawn["oscillation"].labels == ["cvp", "basic"]  # type: ignore[attr-defined]
-    assert [line.name for line in drawn["sigma"].lines] == ["cvp"]  # type: ignore[attr-defined]
+    assert [line.name for line in drawn["sigma"].lines] == ["cvp, target", "cvp, source"]  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ function shortened(text, width) {
 function keys(place, entries, dot) {
   if (entries.length < 2) return;
   place.append(make('ul', { class: 'keys', 'aria-hidden': 'true' }, ...entries.map((entry) => {
-    const sign = make('i', dot ? { class: 'dot' } : {});
+    const sign = make('i', dot ? { class: 'dot' } : entry.dashed ? { class: 'dashed' } : {});
     sign.style.color = `var(--${roleVariable(entry.role)})`;
     return make('li', {}, sign, shown(entry.name));
   })));
@@ -56,7 +56,7 @@ function drawLines(place, figure) {
   if (left <= 20 && left > 0 && right > 10 * left) left = 0;
   if (!(right > left)) right = left + 1;
   const labels = yTicks.map((y) => axisText(y, figure.y_percent));
-  const box = { left: Math.max(...labels.map(textWidth)) + 12, right: 14, top: 26, bottom: 44 };
+  const box = { left: Math.max(...labels.map(textWidth)) + 12, right: 14, top: figure.marks.length ? 36 : 26, bottom: 44 };
   const x = (value) => box.left + (value - left) / (right - left) * (width - box.left - box.right);
   const y = (value) => height - box.bottom - (value - low) / (high - low) * (height - box.top - box.bottom);
   const svg = frame(place, width, height);
@@ -76,14 +76,14 @@ function drawLines(place, figure) {
   }
   const cross = draw('line', { class: 'cross', y1: box.top, y2: height - box.bottom, visibility: 'hidden' });
   svg.append(cross);
-  for (const line of figure.lines) {
+  for (const line of [...figure.lines].reverse()) { // the first lies on top
     let path = '', pen = 'M';
     line.xs.forEach((value, i) => {
       if (line.ys[i] === null) { pen = 'M'; return; }
       path += `${pen}${x(value).toFixed(1)} ${y(Math.max(low, line.ys[i])).toFixed(1)}`;
       pen = 'L';
     });
-    const stroke = draw('path', { d: path, fill: 'none', 'stroke-width': line.role === 'plain' && figure.lines.length > 1 ? 1.4 : 1.8, 'stroke-linejoin': 'round', 'stroke-linecap': 'round' });
+    const stroke = draw('path', { d: path, fill: 'none', 'stroke-width': line === figure.lines[0] ? 2.1 : 1.5, 'stroke-linejoin': 'round', 'stroke-linecap': 'round' });
     stroke.style.stroke = `var(--${roleVariable(line.role)})`;
     if (line.dashed) stroke.setAttribute('stroke-dasharray', '5 4');
     svg.append(stroke);
@@ -219,7 +219,7 @@ function drawReliability(place, figure) {
   const svg = frame(place, width, height);
   const all = figure.bins.reduce((sum, bin) => sum + bin.images, 0);
   svg.append(draw('text', { x: 0, y: 12 }, 'accuracy'));
-  for (const value of ticks(0, 1, 5)) {
+  for (const value of ticks(0, 1, width < 400 ? 4 : 5)) {
     svg.append(draw('line', { class: value === 0 ? 'axis' : 'gridline', x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }));
     svg.append(draw('text', { x: box.left - 8, y: y(value) + 4, 'text-anchor': 'end' }, axisText(value, true)));
     svg.append(draw('text', { x: x(value), y: height - box.bottom + 18, 'text-anchor': value === 1 ? 'end' : 'middle' }, axisText(value, true)));

@@ -5,7 +5,7 @@ A function gives None where a run has not what its figure needs.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -491,16 +491,19 @@ def compared_risk(records: Sequence[Record], names: Sequence[str]) -> Lines | No
 def compared_sigma(records: Sequence[Record], names: Sequence[str]) -> Lines | None:
     lines, marks = [], []
     for i, (record, name) in enumerate(zip(records, names, strict=True)):
-        line = _history_line(record, "sigma_target", name, str(i))
+        line = _history_line(record, "sigma_target", f"{name}, target", str(i))
+        source = _history_line(record, "sigma_source", f"{name}, source", str(i))
         if line is not None:
             lines.append(line)
             marks += _switch(_steps(record)[1])
+        if source is not None:
+            lines.append(replace(source, dashed=True))
     if not lines:
         return None
     return Lines(
         id="sigma",
-        title="Sigma of the target over time",
-        caption="Median sigma of the target images in a batch, for the runs whose method has a sigma.",
+        title="Sigma over time",
+        caption="Median sigma of the images in a batch, for the runs whose method has a sigma.",
         x_label="training step",
         y_label="median sigma",
         lines=lines,

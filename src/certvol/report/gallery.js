@@ -215,7 +215,7 @@ if (gallery) {
     const span = high - low || 1;
     const all = new Array(bins).fill(0), taken = new Array(bins).fill(0);
     for (let i = 0; i < count; i++) {
-      const bin = Math.min(bins - 1, Math.floor((state.certainty[i] - low) / span * bins));
+      const bin = Math.min(bins - 1, Math.floor((high - state.certainty[i]) / span * bins));
       all[bin]++;
       if (accepted(i)) taken[bin]++;
     }
