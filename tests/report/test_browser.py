@@ -96,6 +96,7 @@ def test_a_typed_threshold_and_another_measure(browser: Browser, tmp_path: Path)
     accepted = made.accepted(0.5, -made.extra["entropy"])  # the less, the more certain
     assert browser.text("#accepted") == str(int(accepted.sum()))
     assert browser.text("#accepted-accuracy") == f"{100 * made.accuracy(accepted):.1f} %"
+    assert browser.text("#command").endswith("--coverage 0.5 --measure entropy")
     first = browser.run("document.querySelector('#top .picture').title")
     assert first == made.names[int(np.argmin(made.extra["entropy"]))]
     _quiet(browser)

@@ -35,7 +35,7 @@ if (gallery) {
     const share = Number(byId('coverage').value) / 100;
     state.threshold = thresholdAt(share);
     byId('threshold').value = String(ownUnits(state.threshold));
-    byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --coverage ${Number(share.toFixed(4))}`;
+    byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --coverage ${Number(share.toFixed(4))}${byMeasure()}`;
     update();
   }
 
@@ -47,10 +47,11 @@ if (gallery) {
     state.threshold = value * state.measure.sign;
     const reached = state.certainty.filter((certainty) => certainty >= state.threshold).length;
     byId('coverage').value = 100 * reached / count;
-    byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --min-certainty ${value}`;
+    byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --min-certainty ${value}${byMeasure()}`;
     update();
   }
 
+  const byMeasure = () => (state.measure.name === gallery.certainty ? '' : ` --measure ${state.measure.name}`);
   const shellWord = (text) => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
   function update() {
