@@ -110,9 +110,11 @@ function drawBars(place, figure) {
   keys(place, figure.series, figure.dots);
   const many = figure.series.length;
   const row = figure.dots ? 26 : Math.max(28, many * 13 + 12);
-  const height = figure.labels.length * row + 34;
-  const scroller = make('div', { class: height > 470 ? 'chart tall' : '' });
-  if (height > 470) { scroller.tabIndex = 0; scroller.setAttribute('role', 'group'); scroller.setAttribute('aria-label', figure.title); }
+  const tall = figure.labels.length * row > 436;
+  const head = tall ? 22 : 0; // room for a second axis: the one below is out of sight at first
+  const height = head + figure.labels.length * row + 34;
+  const scroller = make('div', { class: tall ? 'chart tall' : '' });
+  if (tall) { scroller.tabIndex = 0; scroller.setAttribute('role', 'group'); scroller.setAttribute('aria-label', figure.title); }
   place.append(scroller);
   const width = scroller.clientWidth || place.clientWidth;
   const most = Math.min(width * 0.42, 210);
@@ -120,13 +122,14 @@ function drawBars(place, figure) {
   const right = figure.dots ? 48 : 56;
   const x = (value) => left + (value - figure.low) / (figure.high - figure.low) * (width - left - right);
   const svg = frame(scroller, width, height);
-  const bottom = figure.labels.length * row + 4;
+  const bottom = head + figure.labels.length * row + 4;
   for (const value of ticks(figure.low, figure.high, Math.max(2, Math.floor((width - left) / 80)))) {
-    svg.append(draw('line', { class: value === 0 ? 'axis' : 'gridline', x1: x(value), x2: x(value), y1: 0, y2: bottom }));
+    svg.append(draw('line', { class: value === 0 ? 'axis' : 'gridline', x1: x(value), x2: x(value), y1: head, y2: bottom }));
+    if (tall) svg.append(draw('text', { x: x(value), y: head - 8, 'text-anchor': 'middle' }, axisText(value, figure.percent)));
     svg.append(draw('text', { x: x(value), y: bottom + 18, 'text-anchor': 'middle' }, axisText(value, figure.percent)));
   }
   figure.labels.forEach((label, i) => {
-    const middle = i * row + row / 2 + 2;
+    const middle = head + i * row + row / 2 + 2;
     svg.append(draw('text', { class: 'strong', x: left - 10, y: middle + 4, 'text-anchor': 'end' }, shortened(label, left - 12)));
     const values = figure.series.map((series) => series.values[i]);
     if (figure.dots) {
@@ -151,7 +154,7 @@ function drawBars(place, figure) {
       const last = values[values.length - 1];
       if (last !== null && many < 3) svg.append(draw('text', { x: width, y: middle + 4, 'text-anchor': 'end' }, percent(last)));
     }
-    const area = draw('rect', { x: 0, y: i * row + 2, width, height: row, fill: 'transparent' });
+    const area = draw('rect', { x: 0, y: head + i * row + 2, width, height: row, fill: 'transparent' });
     area.addEventListener('pointermove', (event) => showTip(event.clientX, event.clientY, make('b', {}, shown(label)),
       ...figure.series.map((series) => tipLine(series.name, axisText(series.values[i] === null ? null : Number(series.values[i].toPrecision(4)), figure.percent)))));
     area.addEventListener('pointerleave', hideTip);
@@ -160,15 +163,18 @@ function drawBars(place, figure) {
 }
 
 function drawMatrix(place, figure) {
-  const width = place.clientWidth, count = figure.labels.length;
+  const count = figure.labels.length, room = place.clientWidth;
   const longest = Math.max(...figure.labels.map((label) => textWidth(shown(label))));
   const named = count <= 40;
-  const margin = named ? Math.min(longest, Math.min(120, width * 0.28)) + 10 : 22;
-  const side = Math.max(1, Math.min(width - margin - 2, 520)) / count;
+  const margin = named ? Math.min(longest, Math.min(120, room * 0.28)) + 10 : 2;
+  const side = Math.max(1, Math.min(room - margin - 2, 640)) / count;
+  const width = Math.max(margin + side * count + 2, Math.min(room, 150));
   const short = named && longest <= side - 2;
   const top = named ? (short ? 34 : Math.min(longest, 96) + 26) : 22;
   const height = top + side * count + 4;
   const svg = frame(place, width, height);
+  svg.style.maxWidth = width + 'px';
+  svg.style.margin = '0 auto';
   svg.append(draw('text', { x: 0, y: 11 }, 'true ↓   predicted →'));
   const levels = new Map();
   for (const [i, j, images] of figure.cells) {
@@ -192,10 +198,15 @@ function drawMatrix(place, figure) {
     }
   }
   if (named) figure.labels.forEach((label, i) => {
-    if (side < 9) return;
-    svg.append(draw('text', { x: margin - 7, y: top + (i + 0.5) * side + 4, 'text-anchor': 'end' }, shortened(label, margin - 10)));
+    if (side < 8) return;
+    const size = `${Math.min(12, side - 1)}px`;
+    const rowText = draw('text', { x: margin - 7, y: top + (i + 0.5) * side + Math.min(4, side / 3), 'text-anchor': 'end' }, shortened(label, margin - 10));
+    rowText.style.fontSize = size;
+    svg.append(rowText);
     const column = { x: 0, y: 0, 'text-anchor': short ? 'middle' : 'start', transform: `translate(${margin + (i + 0.5) * side + (short ? 0 : 4)} ${top - 7})${short ? '' : ' rotate(-90)'}` };
-    svg.append(draw('text', column, shortened(label, short ? side : 96)));
+    const columnText = draw('text', column, shortened(label, short ? side : 96));
+    columnText.style.fontSize = size;
+    svg.append(columnText);
   });
   const area = draw('rect', { x: margin, y: top, width: side * count, height: side * count, fill: 'transparent' });
   const counts = new Map(figure.cells.map(([i, j, images]) => [i * count + j, images]));

@@ -1,7 +1,7 @@
 """t-SNE of the target's features before and after adaptation, laid out so that the two can be compared."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,9 @@ def embed(features: Features, seed: int = 0, most: int = MOST_POINTS) -> Embeddi
     before, after = features.pretrained_nD[chosen], features.adapted_nD[chosen]
     same = before.shape == after.shape and np.array_equal(before, after)
     # One thread each: scikit-learn's own threads wait for each other by spinning, which on a busy machine costs tenfold.
-    with threadpool_limits(1), ThreadPoolExecutor(2) as pool:
+    # Of OpenMP every thread has a limit of its own.
+    alone = partial(threadpool_limits, limits=1, user_api="openmp")
+    with threadpool_limits(1), ThreadPoolExecutor(2, initializer=alone) as pool:
         laid_out = list(pool.map(lambda part: tsne(part, seed), [before] if same else [before, after]))
     return Embedding(features.rows_n[chosen], laid_out[0], None if same else turned(laid_out[1], laid_out[0]))
 

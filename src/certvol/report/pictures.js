@@ -1,26 +1,15 @@
-// Thumbnails: a sheet is decoded when one of its images is first looked at, and let go when many others were since.
-const MOST_SHEETS = 48;
+// Thumbnails: a sheet is decoded when one of its images is first looked at. There are about a hundred at most.
 const gallery = data.gallery || null;
 const pictures = gallery && gallery.pictures;
 const sheets = new Map();
 
 function sheetAddress(number) {
-  if (sheets.has(number)) {
-    const kept = sheets.get(number);
-    sheets.delete(number);
-    sheets.set(number, kept);
-    return kept;
-  }
+  if (sheets.has(number)) return sheets.get(number);
   const block = byId('sheet-' + number);
   if (!block) return null;
   const bytes = Uint8Array.from(atob(block.textContent.trim()), (c) => c.charCodeAt(0));
   const address = URL.createObjectURL(new Blob([bytes], { type: 'image/webp' }));
   sheets.set(number, address);
-  if (sheets.size > MOST_SHEETS) {
-    const [oldest, gone] = sheets.entries().next().value;
-    sheets.delete(oldest);
-    URL.revokeObjectURL(gone);
-  }
   return address;
 }
 
