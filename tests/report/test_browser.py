@@ -41,14 +41,14 @@ def _download(browser: Browser, folder: Path) -> list[dict[str, str]]:
 
 
 def test_the_page_asks_nothing_and_complains_of_nothing(browser: Browser, tmp_path: Path, screenshots: Path) -> None:
-    made = make_run(tmp_path, count=60)
+    place = page.write_report(make_run(tmp_path, count=60).path, Silent())
     for name, look in (
         ("desktop", {"width": 1280}),
         ("dark", {"width": 1280, "dark": True}),
         ("phone", {"width": 390, "height": 844}),
         ("narrow", {"width": 320, "height": 600}),
     ):
-        _open(browser, made, **look)
+        browser.open(place, **look)  # type: ignore[arg-type]
         _quiet(browser)
         assert browser.run("document.documentElement.scrollWidth") <= look["width"], f"{name}: wider than the screen"
         for id in (
@@ -68,7 +68,7 @@ def test_the_page_asks_nothing_and_complains_of_nothing(browser: Browser, tmp_pa
 
 @pytest.mark.parametrize("coverage", ["100", "90", "62.5", "33.5", "0.5"])
 def test_the_slider_gives_the_numbers_python_computes(browser: Browser, tmp_path: Path, coverage: str) -> None:
-    made = make_run(tmp_path, count=83)
+    made = make_run(tmp_path, count=83, features=False)
     _open(browser, made)
     browser.choose("#coverage", coverage)
     accepted = made.accepted(float(coverage) / 100)
@@ -83,7 +83,7 @@ def test_the_slider_gives_the_numbers_python_computes(browser: Browser, tmp_path
 
 
 def test_a_typed_threshold_and_another_measure(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=83)
+    made = make_run(tmp_path, count=83, features=False)
     _open(browser, made)
     browser.choose("#threshold", "1.0")
     assert browser.text("#accepted") == str(int((made.sigma_N >= 1.0).sum()))
@@ -103,7 +103,7 @@ def test_a_typed_threshold_and_another_measure(browser: Browser, tmp_path: Path)
 
 
 def test_filters_and_download_agree_with_python(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=83)
+    made = make_run(tmp_path, count=83, features=False)
     _open(browser, made)
     browser.choose("#coverage", "60")
     browser.choose("#predicted", "1")
@@ -134,7 +134,7 @@ def test_filters_and_download_agree_with_python(browser: Browser, tmp_path: Path
 def test_without_labels_the_gallery_counts_and_leaves_out_accuracy(
     browser: Browser, tmp_path: Path, screenshots: Path
 ) -> None:
-    made = make_run(tmp_path, count=47, labelled=False)
+    made = make_run(tmp_path, count=47, labelled=False, features=False)
     _open(browser, made)
     browser.choose("#coverage", "80")
     assert browser.text("#accepted") == str(int(made.accepted(0.8).sum()))
@@ -189,7 +189,7 @@ def test_hostile_names_are_text_on_the_screen_and_in_the_table(
 
 def test_the_policy_forbids_what_a_hostile_name_would_do(browser: Browser, tmp_path: Path) -> None:
     """Even where escaping had failed: an injected script does not run and an injected image asks for nothing."""
-    _open(browser, make_run(tmp_path, count=12))
+    _open(browser, make_run(tmp_path, count=12, features=False))
     browser.run(
         "document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1:9/x.png\" onerror=\"window.ran = 1\">');"
         "const s = document.createElement('script'); s.textContent = 'window.ran = 2'; document.body.append(s);"
@@ -218,7 +218,7 @@ def _blocked(browser: Browser, url: str) -> bool:
 
 
 def test_the_gallery_can_be_used_by_keyboard(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=300)
+    made = make_run(tmp_path, count=300, features=False)
     _open(browser, made)
     assert browser.count("#rows .picture") < 120  # only what is in sight
     browser.run("document.querySelector('#rows .picture').focus()")
@@ -261,7 +261,7 @@ def test_the_thumbnails_show_their_images(browser: Browser, tmp_path: Path) -> N
 
     from report.runs import HUES
 
-    made = make_run(tmp_path, count=240, noise=5)
+    made = make_run(tmp_path, count=240, noise=5, features=False)
     (made.target / made.names[0]).unlink()
     _open(browser, made, width=1280, height=1400)
     browser.run("document.getElementById('rows').scrollIntoView({block: 'center', behavior: 'instant'})")
@@ -309,7 +309,7 @@ def test_a_point_shows_its_image_on_both_sides(browser: Browser, tmp_path: Path)
 
 
 def test_the_colours_can_be_switched(browser: Browser, tmp_path: Path) -> None:
-    _open(browser, make_run(tmp_path, count=12))
+    _open(browser, make_run(tmp_path, count=12, features=False))
     paper = "getComputedStyle(document.body).backgroundColor"
     light = browser.run(paper)
     browser.run("document.getElementById('theme').click()")

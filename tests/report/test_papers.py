@@ -12,7 +12,7 @@ from report.runs import make_run
 
 
 def test_every_figure_is_written_twice(tmp_path: Path) -> None:
-    made = make_run(tmp_path, classes=["costs $5 and $6", "<b>&", "x" * 200], count=60)
+    made = make_run(tmp_path, classes=["costs $5 and $6", "<b>&", "x" * 200], count=40)
     record = read_record(made.path)
     written = write_run_figures(record, made.path / "figures")
     names = {

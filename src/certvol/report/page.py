@@ -143,13 +143,9 @@ def _embedding(record: Record, notes: list[str], reporter: Reporter) -> Embeddin
     if record.features is None or record.images is None:
         return None
     try:
-        reporter.start("t-SNE of the features", 1)
-        found = embed(record.features)
-        reporter.advance(1)
-        reporter.finish()
-        return found
+        reporter.say(f"laying out the features of {len(record.features.rows_n)} images by t-SNE ...")
+        return embed(record.features)
     except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
-        reporter.finish()
         notes.append(f"The features could not be laid out by t-SNE: {printable(str(error))[:200]}")
         return None
 

@@ -17,6 +17,7 @@ from certvol.training.checkpoint import write_atomically
 
 _COLOURS = ("#d0691d", "#2f6fb0", "#2d8659", "#8a5bb5", "#b83f6d", "#8a7a1f", "#3d9aa8", "#7a6a5d")
 _ROLES = {"source": _COLOURS[1], "target": _COLOURS[0], "plain": "#5a6472"}
+_MOST_IN_LEGEND = 20  # classes
 _FORMATS = ("png", "svg")
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -46,7 +47,7 @@ def write_run_figures(record: Record, folder: Path) -> list[Path]:
                 for by in ("prediction", "certainty"):
                     name = f"features-{side}-{by}"
                     drawers[name] = _scatter_of(record, found.rows_n, points_n2, by)
-                    sizes[name] = (3.6, 3.2)
+                    sizes[name] = (4.2, 3.2)
     return _write(drawers, sizes, folder)
 
 
@@ -88,6 +89,8 @@ def _size(figure: Figure) -> tuple[float, float]:
     if isinstance(figure, Matrix):
         side = min(12.0, max(3.2, 0.22 * len(figure.labels) + 1.4))
         return side, side
+    if isinstance(figure, Lines) and len(figure.lines) > 3:
+        return 6.2, 2.8  # with the legend beside it
     return (3.4, 3.2) if isinstance(figure, Reliability) else (4.4, 2.8)
 
 
@@ -142,7 +145,9 @@ def _lines(axes: Any, figure: Lines) -> None:
         _percent_axis(axes.xaxis)
     if figure.y_percent:
         _percent_axis(axes.yaxis)
-    if len(figure.lines) > 1:
+    if len(figure.lines) > 3:
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif len(figure.lines) > 1:
         axes.legend(fontsize=8)
 
 
@@ -204,12 +209,20 @@ def _scatter_of(record: Record, rows_n: Any, points_n2: Any, by: str) -> Callabl
     assert images is not None
 
     def draw(axes: Any) -> None:
+        import matplotlib
+
         if by == "certainty":
             values = images.measures[images.certainty][rows_n]
             drawn = axes.scatter(*points_n2.T, s=3, c=values, cmap="viridis", linewidths=0)
             axes.figure.colorbar(drawn, ax=axes, label=MEASURES[images.certainty].title)
         else:
-            axes.scatter(*points_n2.T, s=3, c=images.predicted_N[rows_n], cmap="tab20", linewidths=0)
+            predicted_n = images.predicted_N[rows_n]
+            for label in np.unique(predicted_n):
+                colour = matplotlib.colormaps["tab20"](int(label) % 20)
+                chosen_n2 = points_n2[predicted_n == label]
+                axes.scatter(*chosen_n2.T, s=3, color=colour, linewidths=0, label=_short(record.classes[label], 18))
+            if len(record.classes) <= _MOST_IN_LEGEND:
+                axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=3)
         axes.set(xticks=[], yticks=[])
         axes.set_aspect("equal")
         for spine in axes.spines.values():
