@@ -75,6 +75,18 @@ def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:
     assert {user for user in _users_of("benchmark") if not user.startswith("benchmark")} <= {"cli"}
 
 
+def test_the_report_reads_what_runs_wrote_and_trains_nothing() -> None:
+    for module, used in IMPORTS.items():
+        if module.startswith("report."):
+            assert not {name for name in used if name.split(".")[0] in ("nn", "methods", "model", "inference", "api")}
+            assert {name for name in used if name.startswith("training")} <= {
+                "training.checkpoint",
+                "training.run_folder",
+                "training",
+            }
+    assert {user for user in _users_of("report") if not user.startswith("report")} <= {"cli", "demo"}
+
+
 def test_no_module_is_a_drawer_for_everything() -> None:
     assert not {name.split(".")[-1] for name in MODULES} & {"utils", "common", "misc", "helpers"}
 

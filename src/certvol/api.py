@@ -23,6 +23,7 @@ from certvol.data.store import PixelStore
 from certvol.environment import describe_environment
 from certvol.errors import RunFailed, UserError
 from certvol.inference import Outputs, run_batches
+from certvol.kept_warnings import KeptWarnings
 from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
@@ -155,7 +156,7 @@ class _Job:
         device: torch.device,
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
-        self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
+        self.reporter, self.stop_signal = KeptWarnings(reporter if team.main else Silent(), run), stop_signal
         if config.training.tensorboard and team.main:
             run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
         for folder in (str(config.data.source), str(config.data.target)):
@@ -202,6 +203,7 @@ class _Job:
 
     def _run_to_end(self) -> Run:
         started = time.monotonic()
+        self.reporter.flush()
         config = self.config
         steps = config.training.pretrain_steps
         if self.method.adapts:

@@ -152,6 +152,15 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--out", required=True, metavar="FILE")
     export.set_defaults(act=_export)
 
+    report = commands.add_parser(
+        "report", help="one page to look at a run, or to compare several; it needs no network and no other file"
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN")
+    report.add_argument("--out", metavar="FILE", help="where to write a comparison; a single run has RUN/report.html")
+    report.add_argument("--figures", action="store_true", help="also each figure as PNG and SVG, in RUN/figures/")
+    report.add_argument("--target", metavar="FOLDER", help="where the target images are now, if they were moved")
+    report.set_defaults(act=_report)
+
     listing = commands.add_parser("list", help="methods, backbones, presets, settings or suites there are")
     listing.add_argument("what", choices=["methods", "backbones", "presets", "settings", "suites"])
     listing.set_defaults(act=_list)
@@ -305,6 +314,7 @@ def _adapt(options: argparse.Namespace) -> int:
     )
     if _rank() == 0:
         _closing_words(finished)
+        _finished_report(finished.path)
     return 0
 
 
@@ -358,6 +368,15 @@ def _numbers(text: str) -> list[int]:
         raise UserError(f"--seeds should be whole numbers, such as 0,1,2; found `{text}`") from None
 
 
+def _finished_report(run: Path) -> None:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report.page import report_on_finished
+
+    place = report_on_finished(run, ConsoleReporter())
+    if place is not None:
+        print(f"report: {printable(str(place))}")
+
+
 def _closing_words(run: Any) -> None:
     from certvol.console import accuracy_rows, print_table, printable
 
@@ -376,7 +395,23 @@ def _demo(options: argparse.Namespace) -> int:
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
     print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
     print(f"each run, with a prediction for every image, is in {Path(options.out)}/<method>/")
+    for method in accuracies:
+        _finished_report(Path(options.out) / method)
+    _demo_comparison(Path(options.out), list(accuracies))
     return 0
+
+
+def _demo_comparison(out: Path, methods: list[str]) -> None:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report.page import write_comparison
+
+    try:
+        place = write_comparison([out / method for method in methods], out / "report.html")
+        print(f"all three on one page: {printable(str(place))}")
+    except Interrupted:
+        raise
+    except Exception as error:  # the runs are complete whatever happens here
+        ConsoleReporter().warn(f"the comparison could not be made ({printable(str(error))})")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -422,6 +457,32 @@ def _evaluate(options: argparse.Namespace) -> int:
         print(note)
     if options.json is not None:
         _write_out(Path(options.json), json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report import page, papers
+    from certvol.report.records import read_record
+
+    several = len(options.runs) > 1
+    if several and options.out is None:
+        raise UserError("a comparison of runs needs a place: add --out FILE, such as --out compared.html")
+    if several and options.target is not None:
+        raise UserError("--target is for the report of one run")
+    records = [read_record(run) for run in options.runs]
+    if several:
+        place = page.write_comparison(records, options.out)
+    else:
+        place = page.write_report(records[0], ConsoleReporter(), options.target, options.out)
+    print(f"report: {printable(str(place))}")
+    if options.figures:
+        folder = place.parent / "figures"
+        if several:
+            written = papers.write_comparison_figures(records, page.run_names(records), folder)
+        else:
+            written = papers.write_run_figures(records[0], folder)
+        print(f"{len(written)} figures for papers: {printable(str(folder))}")
     return 0
 
 
