@@ -137,6 +137,8 @@ class TrainingConfig:
     """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
+    checkpoint_previous: bool = True
+    """Keep the checkpoint before the newest too: twice the space on disk (each is three times the weights), and a way back."""
     tensorboard: bool = False
     """Write the figures of history.jsonl for TensorBoard too, into RUN/tensorboard; needs the extra `certvol[tensorboard]`."""
 
