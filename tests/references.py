@@ -286,3 +286,48 @@ def symnets(
             confusion = -0.5 * (torch.log(as_source) + torch.log(as_target)) - (pairs * torch.log(pairs)).sum()
             backbone = backbone + rate * confusion / num_target
     return classifiers, backbone
+
+
+def mc_dropout(
+    features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], masks: tuple[Tensor, Tensor | None]
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation, over the passes, of the probability of the class whose mean is largest."""
+    means, deviations = [], []
+    for feature in features_ND:
+        passes = []
+        for number in range(len(masks[0])):
+            x = layers[0][0] @ (feature * masks[0][number]) + layers[0][1]
+            if len(layers) == 2 and masks[1] is not None:
+                x = layers[1][0] @ (x.relu() * masks[1][number]) + layers[1][1]
+            passes.append(x.softmax(dim=0).tolist())
+        mean = [sum(column) / len(passes) for column in zip(*passes, strict=True)]
+        winner = max(range(len(mean)), key=mean.__getitem__)
+        means.append(mean[winner])
+        deviations.append(math.sqrt(sum((p[winner] - mean[winner]) ** 2 for p in passes) / len(passes)))
+    return means, deviations
+
+
+def risk_coverage_over_all_orders(certainty: list[float], wrong: list[bool]) -> list[float]:
+    """Risk at 1, 2, ... accepted images, averaged over every order of the images that goes from certain to uncertain."""
+    sums, orders = [0.0] * len(wrong), 0
+    for order in itertools.permutations(range(len(wrong))):
+        if any(certainty[a] < certainty[b] for a, b in itertools.pairwise(order)):
+            continue
+        orders += 1
+        for k in range(len(order)):
+            sums[k] += sum(wrong[i] for i in order[: k + 1]) / (k + 1)
+    return [total / orders for total in sums]
+
+
+def calibration_error(confidence: list[float], right: list[bool], num_bins: int) -> float:
+    error = 0.0
+    for number in range(num_bins):
+        inside = [
+            i
+            for i, value in enumerate(confidence)
+            if (number / num_bins < value <= (number + 1) / num_bins) or (number == 0 and value == 0)
+        ]
+        if inside:
+            accuracy = sum(right[i] for i in inside) / len(inside)
+            error += abs(sum(confidence[i] for i in inside) / len(inside) - accuracy) * len(inside) / len(confidence)
+    return error

@@ -29,6 +29,13 @@ def test_mutual_information_by_hand() -> None:
     assert selection.mutual_information(p) == pytest.approx(entropy(0.6) - (entropy(0.9) + entropy(0.3)) / 2, abs=1e-6)
 
 
+def test_mean_entropy_closed_forms() -> None:
+    assert selection.mean_entropy(_one_hot([0, 1, 1], 4)) == pytest.approx(0, abs=1e-6)
+    assert selection.mean_entropy(np.full((5, 4), 0.25, np.float32)) == pytest.approx(math.log(4))
+    halves = np.array([[0.5, 0.5, 0], [1, 0, 0]], np.float32)
+    assert selection.mean_entropy(halves) == pytest.approx(math.log(2) / 2)
+
+
 def test_classes_in_use() -> None:
     assert selection.classes_in_use(_one_hot([0, 1, 2, 3], 9)) == pytest.approx(4)
     assert selection.classes_in_use(_one_hot([5, 5, 5], 9)) == pytest.approx(1)

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from certvol import methods
+from certvol import analysis, methods
 from certvol.acceleration import prepare
 from certvol.config import Config, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
@@ -23,6 +23,7 @@ from certvol.data.store import PixelStore
 from certvol.environment import describe_environment
 from certvol.errors import RunFailed, UserError
 from certvol.inference import Outputs, run_batches
+from certvol.kept_warnings import KeptWarnings
 from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
@@ -36,10 +37,12 @@ from certvol.training.distributed import Team, join_team
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
 from certvol.training.schedule import steps_per_cycle
+from certvol.training.tensorboard import TensorBoard
 from certvol.training.trainer import Trainer
 from certvol.training.views import Views
 
 WEIGHTS_FORMAT = "certvol/1"
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,9 @@ class _Job:
         device: torch.device,
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
-        self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
+        self.reporter, self.stop_signal = KeptWarnings(reporter if team.main else Silent(), run), stop_signal
+        if config.training.tensorboard and team.main:
+            run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
         for folder in (str(config.data.source), str(config.data.target)):
             if not Path(folder).is_dir():
                 scan(folder)  # says what is wrong with it, before weights are fetched and images decoded
@@ -198,6 +203,7 @@ class _Job:
 
     def _run_to_end(self) -> Run:
         started = time.monotonic()
+        self.reporter.flush()
         config = self.config
         steps = config.training.pretrain_steps
         if self.method.adapts:
@@ -229,13 +235,26 @@ class _Job:
         )
         with self.stop_signal.deferred():
             delivery = trainer.fit()
+        if self.run.journal.follower is not None:
+            self.run.journal.follower.close()
         outputs = self._predict(trainer, TARGET, "predicting the target")
         weights = {name: tensor.clone() for name, tensor in self.method.state_dict().items()}
-        metrics = self._metrics(trainer, outputs, delivery)
+        # Training has ended: the one place where a run looks at target labels, where all folders are named like source classes.
+        true_N = folder_labels(self.target.paths, self.source.classes)
+        seen = self._measure(trainer, outputs, true_N)
+        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        metrics = self._metrics(trainer, outputs, delivery, true_N)
+        pretrained_KD = self._pretrained_features(trainer, seen.shown_K)
         if self.team.main:
-            write_text(self.run.predictions, predictions_csv(self.target.paths, self.source.classes, outputs))
+            paths, classes, run = self.target.paths, self.source.classes, self.run
+            write_text(run.predictions, predictions_csv(paths, classes, outputs))
             if metrics is not None:
-                self.run.write_json(self.run.metrics, metrics)
+                run.write_json(run.metrics, metrics)
+            analysis.write_measures(run.measures, paths, classes, seen.measured, true_N)
+            analysis.write_evaluation(
+                run.evaluation, analysis.figures(seen.measured, classes, true_N, seen.oscillation)
+            )
+            analysis.write_features(run.features, paths, seen.shown_K, pretrained_KD, seen.shown_KD)
             self.run.note_time({"phase": "all", "seconds": time.monotonic() - started})
             about = {**self._about(delivery.mode), "delivered": delivery.model, "why": delivery.why}
             write_tensors(self.run.model, weights, about)
@@ -259,12 +278,41 @@ class _Job:
         self.reporter.finish()
         return outputs
 
-    def _metrics(self, trainer: Trainer, adapted: Outputs, delivery: Delivery) -> dict[str, Any] | None:
-        """The one place where a run looks at target labels: after training, where all folders are named like source classes."""
-        true_N = folder_labels(self.target.paths, self.source.classes)
+    def _measure(self, trainer: Trainer, outputs: Outputs, true_N: Indices | None) -> "_Seen":
+        """One more pass over the target, for what the predictions do not hold."""
+        count, seed = len(self.target.rows), self.config.training.seed
+        shown_K = analysis.feature_images(count, seed)
+        picked_K = np.empty(0, np.int64) if true_N is None else analysis.oscillation_images(true_N, seed)
+        classifier = self.method.network.classifier
+        if not analysis.oscillation_is_cheap(len(picked_K), classifier):
+            picked_K = picked_K[:0]
+        kept_K = np.union1d(shown_K, picked_K)
+        share = self.team.share(count)
+        mine_K = kept_K[(kept_K >= share.start) & (kept_K < share.stop)] - share.start
+        batches = trainer.views.test_batches(TARGET, np.arange(count)[share], trainer.eval_batch)
+        self.reporter.start("measuring certainty", count)
+        found = analysis.measure(
+            self.method, batches, TARGET, self.config.training, None if true_N is None else true_N[share], mine_K
+        )
+        measured = analysis.agreeing(analysis.gathered(found, self.team), outputs)
+        features_KD = measured.features_KD
+        picked_KD = features_KD[np.searchsorted(kept_K, picked_K)]
+        oscillation = analysis.oscillation(picked_KD, classifier) if len(picked_K) and self.team.main else None
+        self.reporter.advance(count)
+        self.reporter.finish()
+        return _Seen(measured, shown_K, features_KD[np.searchsorted(kept_K, shown_K)], oscillation)
+
+    def _pretrained_features(self, trainer: Trainer, images_K: Indices) -> NDArray[np.float32]:
+        """Where `method` holds the pretrained model."""
+        batches = trainer.views.test_batches(TARGET, images_K, trainer.eval_batch)
+        return analysis.features(self.method, batches, SOURCE) if self.team.main else np.empty((0, 0), np.float32)
+
+    def _metrics(
+        self, trainer: Trainer, adapted: Outputs, delivery: Delivery, true_N: Indices | None
+    ) -> dict[str, Any] | None:
+        """Where `method` holds the pretrained model; None without labels."""
         if true_N is None:
             return None
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         source_only = self._predict(trainer, SOURCE, "predicting with the pretrained model")
         return {
             "source_only": figures(source_only.labels_N, true_N, self.source.classes),
@@ -285,17 +333,32 @@ class _Job:
         }
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a last look at the target gives beside the predictions."""
+
+    measured: analysis.Measured
+    shown_K: Indices
+    """Images that show their features, `shown_KD`."""
+    shown_KD: NDArray[np.float32]
+    oscillation: dict[str, Any] | None
+
+
 def evaluate(
-    run: str | Path, data: str | Path, device: str = "auto", reporter: Reporter | None = None
+    run: str | Path,
+    data: str | Path,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    *,
+    unknown: str | Path | None = None,
+    oscillation: bool = False,
 ) -> dict[str, Any]:
-    """Figures of the pretrained and the delivered model on a labelled folder."""
+    """Figures of the pretrained and the delivered model on a labelled folder, and of the delivered one's certainty, as
+    `analysis` lists them. `unknown`: images of other classes, to be told from these. `oscillation`: of the decision boundary."""
     reporter = reporter or Silent()
     model = load(run, device)
     config = model.config
-    images = open_target(str(data), cache_size(model.info.image_size), config.data, reporter)
-    if images.failures:
-        path, reason = images.failures[0]
-        reporter.warn(f"{len(images.failures)} unreadable images were left out, such as {path} ({reason})")
+    images = _open(data, config, model, reporter)
     true_N = folder_labels(images.paths, model.classes)
     if true_N is None:
         stray = next(path for path in sorted(images.paths) if folder_labels([path], model.classes) is None)
@@ -303,11 +366,36 @@ def evaluate(
             f"{data} does not tell all labels: {printable(stray)} lies in no folder named like one of the run's "
             f"{len(model.classes)} classes, such as {model.classes[0]}/; `certvol predict` needs no labels"
         )
-    found: dict[str, Any] = {}
-    for name, statistics in (("source_only", SOURCE), ("adapted", TARGET)):
-        model = load(run, device, "pretrained" if name == "source_only" else "model")
-        store = PixelStore(images.pixels, images.rows, model.device, config.data.device_share)
-        views = Views(store, store, model.info, config.augment)
-        batches = views.test_batches(TARGET, np.arange(len(store)), 256)
-        found[name] = figures(run_batches(model.method, batches, statistics).labels_N, true_N, model.classes)
-    return {"run": str(run), "data": str(data), **found}
+    strangers = None if unknown is None else _open(unknown, config, model, reporter)
+    pretrained = load(run, device, "pretrained")
+    before = run_batches(pretrained.method, _test_batches(images, pretrained), SOURCE)
+    seed, method = config.training.seed, model.method
+    picked_K = analysis.oscillation_images(true_N, seed) if oscillation else None
+    measured = analysis.measure(method, _test_batches(images, model), TARGET, config.training, true_N, picked_K)
+    classifier = method.network.classifier
+    wavering = analysis.oscillation(measured.features_KD, classifier) if oscillation else None
+    found = {
+        "run": str(run),
+        "data": str(data),
+        "source_only": figures(before.labels_N, true_N, model.classes),
+        "adapted": figures(measured.predicted_N, true_N, model.classes),
+        **analysis.figures(measured, model.classes, true_N, wavering),
+    }
+    if strangers is not None:
+        others = analysis.measure(method, _test_batches(strangers, model), TARGET, config.training)
+        found["unknown"] = {"data": str(unknown), **analysis.open_set(measured, others)}
+    return found
+
+
+def _open(folder: str | Path, config: Config, model: Model, reporter: Reporter) -> TargetImages:
+    images = open_target(str(folder), cache_size(model.info.image_size), config.data, reporter)
+    if images.failures:
+        path, reason = images.failures[0]
+        reporter.warn(f"{len(images.failures)} unreadable images were left out, such as {printable(path)} ({reason})")
+    return images
+
+
+def _test_batches(images: TargetImages, model: Model) -> Iterator[torch.Tensor]:
+    store = PixelStore(images.pixels, images.rows, model.device, model.config.data.device_share)
+    views = Views(store, store, model.info, model.config.augment)
+    return views.test_batches(TARGET, np.arange(len(store)), 256)

@@ -105,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("run", metavar="RUN")
     evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images in folders named like the classes")
     evaluate.add_argument("--json", metavar="FILE", help="write the same figures as JSON")
+    evaluate.add_argument(
+        "--unknown", metavar="FOLDER", help="images of classes the run does not have: are they told from --data's?"
+    )
+    evaluate.add_argument("--oscillation", action="store_true", help="how often the class changes between two features")
     evaluate.add_argument("--device", default="auto")
     evaluate.set_defaults(act=_evaluate)
 
@@ -113,10 +117,49 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("images", nargs="+", metavar="IMAGES", help="folders, files or quoted globs")
     predict.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
     predict.add_argument(
-        "--coverage", type=float, metavar="SHARE", help="accept this share of the target, reject its least certain rest"
+        "--coverage",
+        type=float,
+        metavar="SHARE",
+        help="reject images less certain than this share of the run's own target, such as 0.9",
+    )
+    predict.add_argument(
+        "--min-certainty",
+        type=float,
+        metavar="X",
+        help="reject images less certain than X, in the measure's own units (entropy, mcd_sigma: those above X)",
+    )
+    predict.add_argument(
+        "--measure",
+        metavar="NAME",
+        help="what certainty is: sigma (where the method has it), probability, entropy, loss (the largest logit), loss_diff "
+        "(the two largest), mcd_mu or mcd_sigma (MC-dropout)",
+    )
+    predict.add_argument(
+        "--rejected-dir",
+        metavar="DIR",
+        help="copies of the rejected images, the least certain first, for a person to look at",
     )
     predict.add_argument("--device", default="auto")
     predict.set_defaults(act=_predict)
+
+    export = commands.add_parser(
+        "export", help="the model as one file that needs no certvol: images to logits and sigma"
+    )
+    export.add_argument("run", metavar="RUN")
+    export.add_argument(
+        "--format", required=True, metavar="FORMAT", help="onnx, or torch (a torch.export program, .pt2)"
+    )
+    export.add_argument("--out", required=True, metavar="FILE")
+    export.set_defaults(act=_export)
+
+    report = commands.add_parser(
+        "report", help="one page to look at a run, or to compare several; it needs no network and no other file"
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN")
+    report.add_argument("--out", metavar="FILE", help="where to write a comparison; a single run has RUN/report.html")
+    report.add_argument("--figures", action="store_true", help="also each figure as PNG and SVG, in RUN/figures/")
+    report.add_argument("--target", metavar="FOLDER", help="where the target images are now, if they were moved")
+    report.set_defaults(act=_report)
 
     listing = commands.add_parser("list", help="methods, backbones, presets, settings or suites there are")
     listing.add_argument("what", choices=["methods", "backbones", "presets", "settings", "suites"])
@@ -271,6 +314,7 @@ def _adapt(options: argparse.Namespace) -> int:
     )
     if _rank() == 0:
         _closing_words(finished)
+        _finished_report(finished.path)
     return 0
 
 
@@ -324,6 +368,15 @@ def _numbers(text: str) -> list[int]:
         raise UserError(f"--seeds should be whole numbers, such as 0,1,2; found `{text}`") from None
 
 
+def _finished_report(run: Path) -> None:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report.page import report_on_finished
+
+    place = report_on_finished(run, ConsoleReporter())
+    if place is not None:
+        print(f"report: {printable(str(place))}")
+
+
 def _closing_words(run: Any) -> None:
     from certvol.console import accuracy_rows, print_table, printable
 
@@ -342,7 +395,23 @@ def _demo(options: argparse.Namespace) -> int:
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
     print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
     print(f"each run, with a prediction for every image, is in {Path(options.out)}/<method>/")
+    for method in accuracies:
+        _finished_report(Path(options.out) / method)
+    _demo_comparison(Path(options.out), list(accuracies))
     return 0
+
+
+def _demo_comparison(out: Path, methods: list[str]) -> None:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report.page import write_comparison
+
+    try:
+        place = write_comparison([out / method for method in methods], out / "report.html")
+        print(f"all three on one page: {printable(str(place))}")
+    except Interrupted:
+        raise
+    except Exception as error:  # the runs are complete whatever happens here
+        ConsoleReporter().warn(f"the comparison could not be made ({printable(str(error))})")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -365,9 +434,16 @@ def _check(options: argparse.Namespace) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from certvol import api
-    from certvol.console import ConsoleReporter, accuracy_rows, percent, print_table
+    from certvol.console import ConsoleReporter, accuracy_rows, certainty_tables, percent, print_table
 
-    found = api.evaluate(options.run, options.data, options.device, ConsoleReporter())
+    found = api.evaluate(
+        options.run,
+        options.data,
+        options.device,
+        ConsoleReporter(),
+        unknown=options.unknown,
+        oscillation=options.oscillation,
+    )
     print_table(
         f"accuracy on {options.data}, %, {found['adapted']['images']} images",
         ["", "all images", "mean of classes"],
@@ -376,8 +452,37 @@ def _evaluate(options: argparse.Namespace) -> int:
     before, after = found["source_only"]["per_class"], found["adapted"]["per_class"]
     rows = [[name, percent(before[name]), percent(after[name])] for name in after]
     print_table("accuracy per class, %", ["class", "source only", "adapted"], rows)
+    for title, columns, rows, note in certainty_tables(found):
+        print_table(title, columns, rows)
+        print(note)
     if options.json is not None:
         _write_out(Path(options.json), json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report import page, papers
+    from certvol.report.records import read_record
+
+    several = len(options.runs) > 1
+    if several and options.out is None:
+        raise UserError("a comparison of runs needs a place: add --out FILE, such as --out compared.html")
+    if several and options.target is not None:
+        raise UserError("--target is for the report of one run")
+    records = [read_record(run) for run in options.runs]
+    if several:
+        place = page.write_comparison(records, options.out)
+    else:
+        place = page.write_report(records[0], ConsoleReporter(), options.target, options.out)
+    print(f"report: {printable(str(place))}")
+    if options.figures:
+        folder = place.parent / "figures"
+        if several:
+            written = papers.write_comparison_figures(records, page.run_names(records), folder)
+        else:
+            written = papers.write_run_figures(records[0], folder)
+        print(f"{len(written)} figures for papers: {printable(str(folder))}")
     return 0
 
 
@@ -414,32 +519,63 @@ def _image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from certvol import model
+    from certvol import analysis, model, rejection
     from certvol.console import ConsoleReporter, printable
+    from certvol.nn.norm import TARGET
     from certvol.tables import predictions_csv
 
-    if options.coverage is not None and not 0 < options.coverage <= 1:
-        raise UserError(f"--coverage is a share above 0 and at most 1, found {options.coverage}")
+    rejection.check_options(options.coverage, options.min_certainty, options.rejected_dir)
     reporter = ConsoleReporter()
     paths, problems = _image_paths(options.images)
     loaded = model.load(options.run, options.device)
-    if options.coverage is not None and not (Path(options.run) / "predictions.csv").exists():
-        raise UserError(f"--coverage needs {options.run}/predictions.csv, which is missing")
-    readable, outputs, failures = model.predict_files(loaded, paths, reporter)
+    measure = rejection.choose_measure(options.measure, loaded.has_sigma)
+    threshold: float | None = options.min_certainty
+    if options.coverage is not None:
+        threshold = rejection.target_threshold(options.run, measure, options.coverage)
+    if options.rejected_dir is not None:
+        rejection.check_folder(Path(options.rejected_dir))
+    readable: list[str] = []
+    failures: list[tuple[str, str]] = []
+    if measure in rejection.IN_PREDICTIONS:
+        readable, outputs, failures = model.predict_files(loaded, paths, reporter)
+        measured, column = analysis.measured_by(outputs), None
+    else:
+        batches = model.read_batches(loaded, paths, reporter, readable, failures)
+        measured = analysis.measure(loaded.method, batches, TARGET, loaded.config.training)
+        column = (measure, measured.values[measure]) if readable else None
     if not readable:
         raise UserError(
             f"none of the {len(paths)} files can be read (such as {printable(failures[0][0])}: {failures[0][1]})"
         )
-    accepted = None
-    if options.coverage is not None:
-        accepted = model.accept(options.run, outputs, options.coverage)
-    _write_out(Path(options.out), predictions_csv(readable, loaded.classes, outputs, accepted))
+    accepted = rejection.accept(measured, measure, threshold) if threshold is not None else None
+    _write_out(Path(options.out), predictions_csv(readable, loaded.classes, measured, accepted, column))
+    if options.rejected_dir is not None and accepted is not None:
+        rejection.collect(Path(options.rejected_dir), readable, loaded.classes, measured, measure, accepted)
     failures += problems
     for path, reason in failures[:5]:
         reporter.warn(f"skipped {printable(path)}: {reason}")
     skipped = f", {len(failures)} unreadable skipped" if failures else ""
-    rejected = f", {int((~accepted).sum())} rejected" if accepted is not None else ""
+    rejected = ""
+    if accepted is not None and threshold is not None:
+        rejected = f", {int((~accepted).sum())} rejected ({rejection.in_words(measure, threshold)})"
     print(f"{len(readable)} images predicted{rejected}{skipped}: {printable(options.out)}")
+    if options.rejected_dir is not None:
+        print(f"rejected images, the least certain first: {printable(options.rejected_dir)}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from certvol.console import printable
+    from certvol.export import export
+
+    found = export(options.run, options.out, options.format)
+    side = found["input_size"]
+    print(f"{options.format} model: {printable(options.out)}")
+    print(
+        f"input `images`: uint8, N x {side} x {side} x 3, RGB, squashed to that size; crop and normalisation are inside"
+    )
+    outputs = " and ".join(found["outputs"])
+    print(f"output: {outputs}, {len(found['labels'])} classes; within {found['difference']:.1g} of the run's own model")
     return 0
 
 

@@ -137,6 +137,8 @@ class TrainingConfig:
     """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
+    tensorboard: bool = False
+    """Write the figures of history.jsonl for TensorBoard too, into RUN/tensorboard; needs the extra `certvol[tensorboard]`."""
 
 
 @dataclass(frozen=True, kw_only=True)

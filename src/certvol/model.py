@@ -1,6 +1,5 @@
 """A run's model, ready to predict."""
 
-import csv
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,6 @@ from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
 from certvol.reporting import Reporter
 from certvol.seeding import torch_seed
-from certvol.tables import read_column
 from certvol.training.checkpoint import load_into, read_about
 from certvol.training.run_folder import RunFolder
 
@@ -67,6 +65,11 @@ class Model:
     def info(self) -> BackboneInfo:
         return self.method.network.info
 
+    @property
+    def has_sigma(self) -> bool:
+        with torch.no_grad():
+            return self.method.sigma(torch.zeros(1, self.info.dim, device=self.device)) is not None
+
     def predict(self, images: Any, batch_size: int = 256) -> Prediction:
         """`images`: paths, PIL images, or a uint8 tensor or array N x H x W x 3 or N x 3 x H x W; or one path or PIL image."""
         outputs = self.outputs(images, batch_size)
@@ -80,12 +83,8 @@ class Model:
         elif not isinstance(images, Tensor):
             images = list(images)
         if len(images) == 0:
-            sigma = (
-                np.empty(0, np.float32)
-                if self.method.sigma(torch.zeros(1, self.info.dim, device=self.device)) is not None
-                else None
-            )
-            return Outputs(np.empty((0, len(self.classes)), np.float32), sigma)
+            sigma_N = np.empty(0, np.float32) if self.has_sigma else None
+            return Outputs(np.empty((0, len(self.classes)), np.float32), sigma_N)
         chunks = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
         return run_batches(self.method, map(self._view, chunks), statistics)
 
@@ -152,12 +151,11 @@ def load(run: str | Path, device: str = "auto", which: Literal["model", "pretrai
     return Model(method.to(place).eval(), classes, config, place)
 
 
-def predict_files(
-    model: Model, paths: list[str], reporter: Reporter
-) -> tuple[list[str], Outputs, list[tuple[str, str]]]:
-    """(readable files, their outputs, unreadable ones with the reason). Memory does not grow with the number of files."""
-    readable: list[str] = []
-    failures: list[tuple[str, str]] = []
+def read_batches(
+    model: Model, paths: list[str], reporter: Reporter, readable: list[str], failures: list[tuple[str, str]]
+) -> Iterator[Tensor]:
+    """Normalised images of the files that can be read, which `readable` then names; the others go to `failures`, with the reason.
+    Memory does not grow with the number of files."""
     size = cache_size(model.info.image_size)
 
     def pixels(path: str) -> NDArray[np.uint8] | str:
@@ -167,36 +165,29 @@ def predict_files(
         except UnreadableImage as error:
             return str(error)
 
-    def batches() -> Iterator[Tensor]:
-        reporter.start("predicting", len(paths))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for start in range(0, len(paths), PREDICT_BATCH):
-                chunk = paths[start : start + PREDICT_BATCH]
-                kept = []
-                for path, found in zip(chunk, pool.map(pixels, chunk), strict=True):
-                    if isinstance(found, str):
-                        failures.append((path, found))
-                    else:
-                        kept.append(found)
-                        readable.append(path)
-                reporter.advance(len(chunk))
-                if kept:
-                    images = torch.from_numpy(np.stack(kept)).to(model.device)
-                    yield test_view(images, model.info.image_size, model.info.mean, model.info.std)
-        reporter.finish()
+    reporter.start("predicting", len(paths))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), PREDICT_BATCH):
+            chunk = paths[start : start + PREDICT_BATCH]
+            kept = []
+            for path, found in zip(chunk, pool.map(pixels, chunk), strict=True):
+                if isinstance(found, str):
+                    failures.append((path, found))
+                else:
+                    kept.append(found)
+                    readable.append(path)
+            reporter.advance(len(chunk))
+            if kept:
+                images = torch.from_numpy(np.stack(kept)).to(model.device)
+                yield test_view(images, model.info.image_size, model.info.mean, model.info.std)
+    reporter.finish()
 
-    outputs = run_batches(model.method, batches(), TARGET)
+
+def predict_files(
+    model: Model, paths: list[str], reporter: Reporter
+) -> tuple[list[str], Outputs, list[tuple[str, str]]]:
+    """(readable files, their outputs, unreadable ones with the reason)."""
+    readable: list[str] = []
+    failures: list[tuple[str, str]] = []
+    outputs = run_batches(model.method, read_batches(model, paths, reporter, readable, failures), TARGET)
     return readable, outputs, failures
-
-
-def accept(run: str | Path, outputs: Outputs, coverage: float) -> NDArray[np.bool_]:
-    """Images at least as certain as the most certain `coverage` of the run's own target, by sigma or else by probability."""
-    column, values = ("probability", outputs.confidence_N) if outputs.sigma_N is None else ("sigma", outputs.sigma_N)
-    table = RunFolder(run).predictions
-    try:
-        target = np.array([float(value) for value in read_column(table, column)], dtype=np.float32)
-        if len(target) == 0 or not np.isfinite(target).all():
-            raise ValueError(f"no figures under `{column}`")
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"{table} is damaged or no table of predictions: {error}") from None
-    return np.asarray(values >= np.quantile(target, 1 - coverage, method="lower"))

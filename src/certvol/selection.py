@@ -4,7 +4,7 @@ The collapse guard watches them in every cycle; the trial of normalisation modes
 that a run delivers where it is asked to choose.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ _TINY = 1e-12
 CLEARLY = 0.05
 SPREADING, STILL_ALIKE = 1.3, 0.75
 SND_TEMPERATURE, SND_ROWS = 0.05, 512
+SND_IMAGES = 512  # per cycle: its cost grows with the square of their number
 
 
 def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -78,10 +79,17 @@ def class_correlation(probabilities_NC: Probabilities) -> float:
     return float(np.trace(together_CC) / np.linalg.norm(together_CC))
 
 
-def ensemble_agreement(candidates: Sequence[Probabilities]) -> list[float]:
-    """EnsV, of each candidate: share of images that it classifies as the mean of all candidates does."""
-    mean_NC = np.mean(np.stack(candidates), axis=0)
-    return [agreement(candidate, mean_NC) for candidate in candidates]
+def ensemble_agreement(candidates: Iterable[Probabilities]) -> list[float]:
+    """EnsV, of each candidate: share of images that it classifies as the mean of all candidates does.
+
+    Taken one by one: all at once may not fit into memory.
+    """
+    labels: list[NDArray[np.int64]] = []
+    sum_NC = np.zeros((), dtype=np.float32)
+    for probabilities_NC in candidates:
+        sum_NC = sum_NC + probabilities_NC
+        labels.append(probabilities_NC.argmax(axis=1))
+    return [float((own_N == sum_NC.argmax(axis=1)).mean()) for own_N in labels]
 
 
 # Scores of one model that a checkpoint can be chosen by; -1 where less is better. `ensv` needs several models at once.
@@ -104,7 +112,7 @@ def label_free_scores(
     return {
         "mutual_information": mutual_information(probabilities_NC),
         "bnm": batch_nuclear_norm(probabilities_NC),
-        "snd": soft_neighbourhood_density(probabilities_NC),
+        "snd": soft_neighbourhood_density(probabilities_NC[:SND_IMAGES]),
         "corr_c": class_correlation(probabilities_NC),
         "entropy": mean_entropy(probabilities_NC),
         "classes_in_use": classes_in_use(probabilities_NC),

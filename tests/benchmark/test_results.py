@@ -85,5 +85,8 @@ def test_results_csv_is_as_designed_and_read_again(tmp_path: Path) -> None:
     assert rows[1]["status"] == "failed: no space"
     assert results.read_results(tmp_path / "results.csv") == [("A-B", "cvp", 0), ("A-B", "basic", 1)]
     assert results.read_results(tmp_path / "nothing.csv") == []
+    odd = Result("..", "a/../../b", 0, "accuracy", "r", "done")
+    (tmp_path / "results.csv").write_text(results.results_csv([odd, done]))
+    assert results.read_results(tmp_path / "results.csv") == [("A-B", "cvp", 0)], "a name must not lead elsewhere"
     (tmp_path / "results.csv").write_text("x,y\n1,2\n")
     assert results.read_results(tmp_path / "results.csv") == []

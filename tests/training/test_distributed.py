@@ -106,6 +106,14 @@ def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path,
     assert any((moved[key] - start_weights[key]).abs().max() > 1e-3 for key in moved)
     one, two = ((tmp_path / n / "predictions.csv").read_text().splitlines() for n in "12")
     assert [line.split(",")[:2] for line in one] == [line.split(",")[:2] for line in two]
+    one, two = ((tmp_path / n / "measures.csv").read_text().splitlines() for n in "12")
+    for mine, theirs in zip(one[1:], two[1:], strict=True):
+        for cell, other in zip(mine.split(",")[3:], theirs.split(",")[3:], strict=True):
+            assert cell == other == "" or abs(float(cell) - float(other)) < 1e-2, (mine, theirs)
+    features, others = (load_file(tmp_path / n / "features.safetensors") for n in "12")
+    assert features["indices"].tolist() == others["indices"].tolist()
+    for key in ("pretrained", "adapted"):
+        assert torch.allclose(features[key].float(), others[key].float(), atol=1e-2), key
 
 
 @pytest.mark.slow

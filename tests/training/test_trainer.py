@@ -53,7 +53,7 @@ def test_a_run_leaves_what_the_design_says(folders: tuple[Path, Path], tmp_path:
     folder = run.path
     for name in (
         "config.yaml environment.json history.jsonl timing.jsonl pretrained.safetensors model.safetensors predictions.csv "
-        "metrics.json checkpoint/latest.json cycles/scores.jsonl"
+        "metrics.json checkpoint/latest.json cycles/scores.jsonl measures.csv evaluation.json features.safetensors"
     ).split():
         assert (folder / name).exists(), name
     history = lines(folder / "history.jsonl")

@@ -99,6 +99,7 @@ class Benchmark:
         """Of other calls with this folder: the tables hold them too."""
         self.seconds = _seconds_so_far(self.out / "attempts.jsonl")
         self.ends: dict[tuple[str, str, int], str] = {}
+        self.read: dict[tuple[str, str, int], Result] = {}
 
     def _check_request(self) -> None:
         request = self.request
@@ -152,8 +153,8 @@ class Benchmark:
             open_jobs = [job for job in self.jobs if not RunFolder(job.folder).finished]
             done = len(self.jobs) - len(open_jobs)
             self.reporter.say(
-                f"{self.suite.name}: {len(self.jobs)} runs ({len(self.asked_tasks)} tasks, {len(self.variants)} methods, "
-                f"{len(self.request.seeds)} seeds){f', {done} of them done already' if done else ''}"
+                f"{self.suite.name}: runs {len(self.jobs)} (tasks {len(self.asked_tasks)}, methods {len(self.variants)}, seeds "
+                f"{len(self.request.seeds)}){f', {done} of them done already' if done else ''}"
             )
             stopped = self._run_jobs(open_jobs, stop_signal) if open_jobs else None
             summary = self.write()
@@ -241,9 +242,11 @@ class Benchmark:
         seconds = self.seconds.get(name)
         begun = STOPPED if folder.holds_a_run else WAITING
         asked = Result(task, method, seed, self.suite.metric, name, self.ends.get(key, begun), seconds)
-        if folder.finished:
-            return read_run(folder.path, replace(asked, status=DONE), self.request.selector)
-        return asked
+        if not folder.finished:
+            return asked
+        if key not in self.read:
+            self.read[key] = read_run(folder.path, replace(asked, status=DONE), self.request.selector)
+        return replace(self.read[key], seconds=seconds)
 
     def write(self) -> Summary:
         """Everything anew, from what the runs' folders hold."""

@@ -2,11 +2,14 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol.benchmark.suites import Metric
@@ -17,6 +20,7 @@ from certvol.training.run_folder import RunFolder
 
 COLUMNS = ("task", "method", "seed", "metric", "last", "selected", "oracle", "seconds", "status", "run")
 DONE, STOPPED, WAITING = "done", "stopped", "waiting"
+_PLAIN = re.compile(r"\w[-+@=.,\w]*")  # a name that becomes part of a path, and leads nowhere else
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError)
 
 
@@ -111,17 +115,26 @@ def _cycles(files: RunFolder, metrics: Mapping[str, Any], metric: Metric) -> tup
     watched = metrics.get("watched")
     if not watched or len(watched["cycles"]) < 2:
         return None, None
-    kept = files.journal.read_cycles()
-    if [cycle for cycle, _, _ in kept] != watched["cycles"]:
+    lines: list[dict[str, Any]] = []
+
+    def predictions() -> Iterator[NDArray[np.float32]]:
+        """Of the cycles, without the model that adaptation started from."""
+        for cycle, scores, probabilities in files.journal.read_cycles():
+            lines.append(scores)
+            if cycle > 0:
+                yield probabilities
+
+    agreement = ensemble_agreement(predictions())
+    if [line["cycle"] for line in lines] != watched["cycles"]:
         raise ValueError("the cycles of metrics.json and scores.jsonl differ")
+    del lines[0]
     accuracy = [float(value) for value in watched[metric]]
-    lines = [scores for _, scores, _ in kept][1:]  # without the model that adaptation started from
     scores = {
         name: [DIRECTION[name] * float(line[name]) for line in lines]
         for name in DIRECTION
         if all(line.get(name) is not None for line in lines)
     }
-    scores["ensv"] = ensemble_agreement([probabilities for _, _, probabilities in kept][1:])
+    scores["ensv"] = agreement
     words = str(metrics["delivered"]["model"]).split()
     at = {"last": accuracy[-1], "pretrained": accuracy[0]}.get(words[0])
     if at is None:
@@ -153,6 +166,7 @@ def read_results(path: Path) -> list[tuple[str, str, int]]:
     """The runs that `results.csv` names; none where there is no such file, or one of another kind."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [(row["task"], row["method"], int(row["seed"])) for row in csv.DictReader(file)]
+            keys = [(row["task"], row["method"], int(row["seed"])) for row in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError, csv.Error):
         return []
+    return [key for key in keys if all(_PLAIN.fullmatch(word) for word in key[:2])]

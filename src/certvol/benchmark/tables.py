@@ -148,7 +148,7 @@ def verdict(differences: Sequence[float]) -> str:
     """In words, so that nobody takes noise for a gain."""
     p = sign_flip_p(differences)
     if least_p(len(differences)) >= SIGNIFICANT:
-        return f"undecided: {len(differences)} pairs are too few to tell a gain from noise"
+        return "undecided: too few pairs to tell a gain from noise"
     if p >= SIGNIFICANT:
         return "within the noise"
     return "a gain above the noise" if statistics.fmean(differences) > 0 else "a loss above the noise"
