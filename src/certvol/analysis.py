@@ -26,7 +26,7 @@ does not exist (a correlation with a constant, an AUROC where nothing is wrong).
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from torch import Tensor
 
 from certvol import metrics, uncertainty
 from certvol.config import TrainingConfig
+from certvol.errors import UserError
 from certvol.inference import Outputs, evaluating
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.heads import Classifier
@@ -95,8 +96,13 @@ def certainty(measure: str, values_N: Values) -> Values:
     return values_N if MEASURES[measure].more_is_certain else -values_N
 
 
+def is_plain(classifier: Classifier) -> bool:
+    """One or two linear layers on the backbone's feature, and nothing else: some methods have a head of another kind."""
+    return type(classifier) is Classifier
+
+
 def classifier_layers(classifier: Classifier) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias of each linear layer."""
+    """Weight and bias of each linear layer of a plain classifier."""
     linear = [layer for layer in (classifier.hidden, classifier.output) if layer is not None]
     return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
 
@@ -111,11 +117,7 @@ def measure(
 ) -> Measured:
     """One pass, the backbone once per image. `batches`: normalised images on the model's device. `kept_K`: images, ascending,
     whose features to keep. Rows go to the host batch by batch, so memory on the device does not grow with the images."""
-    classifier = method.network.classifier
-    layers = classifier_layers(classifier)
-    masks = uncertainty.dropout_masks(
-        layers, settings.mc_passes, settings.mc_dropout, torch_seed(settings.seed, "measures.dropout")
-    )
+    mc_dropout = _mc_dropout(method, settings)
     kept_K = np.empty(0, np.int64) if kept_K is None else kept_K
     predicted: list[Tensor] = []
     rows: list[Tensor] = []
@@ -125,7 +127,7 @@ def measure(
     with evaluating(method, statistics):
         for images_NCHW in batches:
             features_ND = method.network.features(images_NCHW).float()
-            logits_NC = classifier(features_ND).float()
+            logits_NC = method.logits(features_ND).float()
             stop = start + len(images_NCHW)
             by_name = {
                 "probability": uncertainty.top_probability(logits_NC),
@@ -133,7 +135,7 @@ def measure(
                 "loss": uncertainty.top_logit(logits_NC),
                 "loss_diff": uncertainty.top_two_difference(logits_NC),
             }
-            by_name["mcd_mu"], by_name["mcd_sigma"] = uncertainty.mc_dropout(features_ND, layers, masks)
+            by_name["mcd_mu"], by_name["mcd_sigma"] = mc_dropout(features_ND)
             if (sigma_N := method.sigma(features_ND)) is not None:
                 by_name["sigma"] = sigma_N.float()
             if true_N is not None:
@@ -153,6 +155,23 @@ def measure(
         {name: np.ascontiguousarray(column) for name, column in zip(names, columns, strict=True)},
         torch.cat(features).numpy() if features else np.empty((0, width), np.float32),
     )
+
+
+def _mc_dropout(method: AdaptationMethod, settings: TrainingConfig) -> Callable[[Tensor], uncertainty.MCDropout]:
+    """Of a plain classifier with the same masks for all images; of another head with masks of its own for each batch."""
+    seed, classifier = torch_seed(settings.seed, "measures.dropout"), method.network.classifier
+    if is_plain(classifier):
+        layers = classifier_layers(classifier)
+        masks = uncertainty.dropout_masks(layers, settings.mc_passes, settings.mc_dropout, seed)
+        return lambda features_ND: uncertainty.mc_dropout(features_ND, layers, masks)
+
+    def by_passes(features_ND: Tensor) -> uncertainty.MCDropout:
+        with torch.random.fork_rng(devices=[features_ND.device] if features_ND.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            logits = (method.logits(features_ND, settings.mc_dropout) for _ in range(settings.mc_passes))
+            return uncertainty.mean_and_deviation(one.double().softmax(dim=1) for one in logits)
+
+    return by_passes
 
 
 def features(method: AdaptationMethod, batches: Iterable[Tensor], statistics: int) -> Values:
@@ -304,6 +323,10 @@ def oscillation_images(true_N: Indices, seed: int) -> Indices:
 
 def oscillation(features_ND: Values, classifier: Classifier) -> dict[str, Any]:
     """Of the decision boundary between these images, on the classifier's device."""
+    if not is_plain(classifier):
+        raise UserError(
+            "the oscillation is that of a classifier of one or two linear layers, and this method has another"
+        )
     layers = classifier_layers(classifier)
     features = torch.from_numpy(features_ND).to(layers[0][0].device)
     total, floor = metrics.oscillation(features, layers, num_points=OSCILLATION_POINTS)
@@ -311,6 +334,8 @@ def oscillation(features_ND: Values, classifier: Classifier) -> dict[str, Any]:
 
 
 def oscillation_is_cheap(images: int, classifier: Classifier) -> bool:
+    if not is_plain(classifier):
+        return False
     last = classifier_layers(classifier)[-1][0]
     cost = images * (images - 1) / 2 * OSCILLATION_POINTS * last.numel()
     return cost <= OSCILLATION_FREE.get(last.device.type, 0.0)

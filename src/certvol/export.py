@@ -57,7 +57,7 @@ class Exported(nn.Module):
         inside = slice(self.start, self.start + self.size)
         view_NHW3 = (images[:, inside, inside].float() - self.mean_3) / self.std_3
         features_ND = self.method.network.backbone(view_NHW3.permute(0, 3, 1, 2).contiguous())
-        logits_NC, sigma_N = self.method.network.classifier(features_ND), self.method.sigma(features_ND)
+        logits_NC, sigma_N = self.method.logits(features_ND), self.method.sigma(features_ND)
         return (logits_NC,) if sigma_N is None else (logits_NC, sigma_N)
 
 
