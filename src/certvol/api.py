@@ -245,7 +245,8 @@ class _Job:
         # Training has ended: the one place where a run looks at target labels, where all folders are named like source classes.
         true_N = folder_labels(self.target.paths, self.source.classes)
         seen = self._measure(trainer, outputs, true_N)
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        if self.team.main or true_N is not None:
+            load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         metrics = self._metrics(trainer, outputs, delivery, true_N)
         pretrained_KD = self._pretrained_features(trainer, seen.shown_K)
         if self.team.main:

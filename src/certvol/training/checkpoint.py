@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from certvol.errors import RunFailed, UserError
@@ -83,9 +83,9 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Weights of this run that it has written before."""
+    """Weights of this run that it has written before. By their bytes: safetensors opens no path that is not Unicode."""
     try:
-        return load_file(path)
+        return load(path.read_bytes())
     except (OSError, ValueError, SafetensorError) as error:
         raise RunFailed(f"{path} is missing, damaged or no weights of certvol ({error}); start the run anew") from None
 
