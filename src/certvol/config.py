@@ -38,7 +38,7 @@ class DataConfig:
     cache_limit_gb: float = 50.0
     """All decoded images together take at most this; the longest unused go first."""
     workers: int = 0
-    """Threads that decode; 0: one per core."""
+    """Cores that decode images; 0: all."""
     device_share: float = 0.5
     """Decoded images live on the GPU where they fit into this share of its free memory."""
     holdout: float = 0.1
