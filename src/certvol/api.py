@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import methods
@@ -20,6 +21,7 @@ from certvol.data.folders import folder_labels, printable, scan
 from certvol.data.store import PixelStore
 from certvol.environment import describe_environment
 from certvol.errors import RunFailed, UserError
+from certvol.extraction import extract_features
 from certvol.inference import Outputs, run_batches
 from certvol.model import Model, create_method, load
 from certvol.nn.network import seeded_backbone
@@ -29,10 +31,11 @@ from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, read_metrics, write_text
 from certvol.training.checkpoint import load_into, read_about, read_tensors, write_tensors
 from certvol.training.distributed import Team, join_team
+from certvol.training.feature_views import FeatureStore, FeatureViews
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
 from certvol.training.trainer import Trainer
-from certvol.training.views import Views
+from certvol.training.views import Batches, Views
 
 WEIGHTS_FORMAT = "certvol/1"
 
@@ -187,16 +190,11 @@ class _Job:
             self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if config.training.compile:
             self.method.network.compile_backbone()
-        stores = [
-            PixelStore(domain.pixels, domain.rows, self.device, config.data.device_share / 2)
-            for domain in (self.source, self.target)
-        ]
+        views, place = self._views()
         self.reporter.say(
             f"{len(self.source.rows)} source images in {len(self.source.classes)} classes, "
-            f"{len(self.target.rows)} target images; "
-            f"{config.method_name} on {self.info.name}, {self.device}; decoded images on {stores[0].place}/{stores[1].place}"
+            f"{len(self.target.rows)} target images; {config.method_name} on {self.info.name}, {self.device}; {place}"
         )
-        views = Views(stores[0], stores[1], self.info, config.augment)
         fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
         trainer = Trainer(
             self.run,
@@ -224,6 +222,34 @@ class _Job:
             write_tensors(self.run.model, weights, about)
         self.team.part()
         return Run(self.run.path, metrics, delivery)
+
+    def _views(self) -> tuple[Batches, str]:
+        """What training sees of both domains, and where it lies: images, or the features of a frozen backbone."""
+        data = self.config.data
+        if self.config.model.train == "head":
+            found = [self._features(domain) for domain in (self.source, self.target)]
+            source, target = (FeatureStore(f, rows, self.device, data.device_share / 2) for f, rows in found)
+            return FeatureViews(source, target), f"features of {source.views} views"
+        stores = [PixelStore(d.pixels, d.rows, self.device, data.device_share / 2) for d in (self.source, self.target)]
+        return Views(
+            stores[0], stores[1], self.info, self.config.augment
+        ), f"decoded images on {stores[0].place}/{stores[1].place}"
+
+    def _features(self, domain: SourceImages | TargetImages) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        config, started = self.config, time.monotonic()
+        found = extract_features(
+            self.method.network.backbone,
+            self.info,
+            domain,
+            config.data.views,
+            config.augment,
+            config.data,
+            self.device,
+            config.training.precision == "bf16",
+            self.reporter,
+        )
+        self.run.note_time({"phase": "extract", "images": len(domain), "seconds": time.monotonic() - started})
+        return found
 
     def _about(self, mode: str) -> dict[str, Any]:
         return {

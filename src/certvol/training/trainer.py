@@ -55,7 +55,7 @@ from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
 from certvol.training.stepper import Stepper
-from certvol.training.views import Views
+from certvol.training.views import Batches
 
 Indices = NDArray[np.int64]
 PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
@@ -72,7 +72,7 @@ class Trainer:
         run: RunFolder,
         config: Config,
         method: AdaptationMethod,
-        views: Views,
+        views: Batches,
         source_labels: Indices,
         reporter: Reporter,
         about: dict[str, Any],
