@@ -53,7 +53,7 @@ def mc_dropout_probabilities(
         torch.manual_seed(seed)
         total = torch.zeros(())
         for number in range(passes):
-            probabilities = method.network.classifier(features_ND, dropout=dropout).float().softmax(dim=1)
+            probabilities = method.logits(features_ND, dropout).float().softmax(dim=1)
             total = probabilities if number == 0 else total + probabilities
     return total / passes
 
@@ -73,7 +73,7 @@ def run_batches(
             with mixed_precision(images_NCHW.device, bf16):
                 features_ND = method.network.features(images_NCHW)
                 if head is None:
-                    probabilities.append(method.network.classifier(features_ND).float().softmax(dim=1))
+                    probabilities.append(method.logits(features_ND).float().softmax(dim=1))
                 else:
                     probabilities.append(head(features_ND, number))
                 sigma_N = method.sigma(features_ND)

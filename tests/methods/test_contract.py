@@ -3,10 +3,13 @@
 import ast
 import dataclasses
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from certvol.config import ModelConfig
 from certvol.methods import discover
@@ -33,7 +36,7 @@ def make_batch(adapting: bool = True, seed: int = 0, n: int = 16) -> Batch:
         rows=torch.arange(n),
         total=n,
         generator=torch.Generator().manual_seed(seed),
-        progress=0.5,
+        progress=torch.tensor(0.5),
         adapting=adapting,
     )
 
@@ -77,6 +80,37 @@ def test_the_same_seeds_give_the_same_loss(name: str) -> None:
         torch.manual_seed(3)
         values.append({k: v.item() for k, v in method.loss_terms(make_batch()).items()})
     assert values[0] == values[1]
+
+
+class _TensorsAlone(TorchDispatchMode):
+    """Refuses what waits for the device or makes a shape of values: such a step cannot be recorded and replayed."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "bincount")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        assert not name.startswith(self.REFUSED), f"aten::{name} in a step"
+        if name in ("index", "index_put", "index_put_"):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), "a boolean mask as an index in a step"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("adapting", [False, True])
+def test_a_step_works_on_tensors_alone(name: str, adapting: bool) -> None:
+    method = make_method(name).train()
+    batch = make_batch(adapting)
+    with _TensorsAlone():
+        method.loss(method.loss_terms(batch)).backward()
+        method.after_step()
+
+
+def test_the_check_for_tensors_alone_can_fail() -> None:
+    values = torch.arange(4.0)
+    steps: list[Callable[[], Any]] = [lambda: values[values > 1], lambda: values.sum().item(), values.nonzero]
+    for step in steps:
+        with _TensorsAlone(), pytest.raises(AssertionError, match="in a step"):
+            step()
 
 
 @pytest.mark.parametrize("name", METHODS)

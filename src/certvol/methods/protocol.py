@@ -1,4 +1,9 @@
-"""What a method is to the trainer: a module that turns a batch into loss terms."""
+"""What a method is to the trainer: a module that turns a batch into loss terms.
+
+On a GPU the trainer records a step once and replays it. So `loss_terms` and `after_step` work on tensors alone: no branch on a
+tensor's value, no shape that depends on one (`x[mask]`, `nonzero`), nothing that waits for the device (`item`, `float(tensor)`,
+`cpu`). Randomness comes from dropout or from `batch.generator`. A contract test holds every method to it.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -24,8 +29,8 @@ class Batch:
     """Rows of the whole batch."""
     generator: torch.Generator
     """For this step's noise, on the device of the images."""
-    progress: float
-    """Of the phase, 0 to 1."""
+    progress: Tensor
+    """Of the phase, 0 to 1; a scalar on the device of the images."""
     adapting: bool
     """False in pretraining, where all rows are source images."""
     watched: dict[str, Tensor] = field(default_factory=dict)
@@ -67,6 +72,14 @@ class AdaptationMethod(nn.Module, ABC):
 
     def loss(self, terms: dict[str, Tensor]) -> Tensor:
         return torch.stack([self.term_weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
+
+    def logits(self, features_ND: Tensor, dropout: float | None = None) -> Tensor:
+        """What labels and predictions are made of. `dropout`: drop with this probability, in evaluation too (MC-dropout)."""
+        logits: Tensor = self.network.classifier(features_ND, dropout=dropout)
+        return logits
+
+    def after_step(self) -> None:
+        """Called after every optimiser step: for what moves without gradients, such as a teacher."""
 
     def sigma(self, features_ND: Tensor) -> Tensor | None:
         """Certainty of each image, where the method has one."""

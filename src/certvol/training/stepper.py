@@ -81,6 +81,7 @@ class Stepper:
         if self.settings.grad_clip > 0:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
         self.optimizer.step()
+        self.method.after_step()
         return terms, batch
 
     def _batch(self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool) -> Batch:
@@ -97,7 +98,7 @@ class Stepper:
             rows=torch.from_numpy(rows),
             total=len(whole),
             generator=torch_generator(device, seed, _stream("noise", adapting), place),
-            progress=progress,
+            progress=torch.full((), progress, device=device),
             adapting=adapting,
         )
 
