@@ -14,16 +14,29 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import methods
-from certvol.config import Config, flatten, read_settings_file, resolve
+from certvol.config import AugmentConfig, Config, DataConfig, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
-from certvol.data.folders import folder_labels, printable, scan
+from certvol.data.feature_files import (
+    SUFFIX,
+    SourceFeatures,
+    TargetFeatures,
+    check_alike,
+    is_feature_file,
+    known_labels,
+    open_source_features,
+    open_target_features,
+    write_features,
+)
+from certvol.data.folders import class_level, class_of, folder_labels, printable, scan
 from certvol.data.store import PixelStore
-from certvol.environment import describe_environment
+from certvol.environment import describe_environment, pick_device
 from certvol.errors import RunFailed, UserError
-from certvol.extraction import extract_features
+from certvol.extraction import extract_features, weights_digest
 from certvol.inference import Outputs, run_batches
 from certvol.model import Model, create_method, load
+from certvol.nn import norm
+from certvol.nn.backbones import create_backbone, features_dim
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter, Silent
@@ -81,7 +94,9 @@ def adapt(
     if resume is not None:
         return _resume(RunFolder(resume), reporter, stop_signal)
     places = {f"data.{k}": str(v) for k, v in (("source", source), ("target", target)) if v is not None}
-    resolved = _anchored(resolve_settings(preset, config, {**flatten(settings, "settings"), **places}))
+    resolved = _frozen_where_needed(
+        _anchored(resolve_settings(preset, config, {**flatten(settings, "settings"), **places})), reporter
+    )
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
             raise UserError(f"no {name} folder was given: use --{name} FOLDER")
@@ -96,7 +111,7 @@ def adapt(
         return job.run_to_end()
     run.create()
     with run.lock():
-        write_text(run.config, resolved.to_yaml())
+        write_text(run.config, job.config.to_yaml())
         run.write_json(run.environment, describe_environment(device))
         return job.run_to_end()
 
@@ -114,6 +129,15 @@ def _anchored(config: Config) -> Config:
         cache_dir=absolute(config.data.cache_dir),
     )
     return replace(config, data=data, model=replace(config.model, weights=absolute(config.model.weights)))
+
+
+def _frozen_where_needed(config: Config, reporter: Reporter) -> Config:
+    """A method in closed form works on features as they are: without a trained backbone, and without an adapter."""
+    if not methods.discover()[config.method_name].closed_form:
+        return config
+    if config.model.train != "head":
+        reporter.say(f"{config.method_name} works on fixed features: `model.train` is set to head")
+    return replace(config, model=replace(config.model, train="head", adapter=False))
 
 
 def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
@@ -152,24 +176,52 @@ class _Job:
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
         self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
-        for folder in (str(config.data.source), str(config.data.target)):
-            if not Path(folder).is_dir():
+        self.source: SourceImages | SourceFeatures
+        self.target: TargetImages | TargetFeatures
+        if self._given_features():
+            self.source = open_source_features(str(config.data.source))
+            self.target = open_target_features(str(config.data.target))
+            check_alike(self.source, self.target)
+            model = replace(config.model, backbone=f"features-{self.source.dim}", weights=None, train="head")
+            self.config = config = replace(config, model=model)
+            backbone, self.info = seeded_backbone(config.model, None, config.training.seed)
+        else:
+            backbone, self.info = seeded_backbone(config.model, config.data.image_size, config.training.seed)
+            self._open_folders()
+        self.method = create_method(config, backbone, self.info, len(self.source.classes))
+
+    def _given_features(self) -> bool:
+        """Whether both domains are files of features; says what is wrong with a place that is neither that nor a folder."""
+        places = [str(self.config.data.source), str(self.config.data.target)]
+        files = [place for place in places if is_feature_file(place)]
+        if len(files) == 1:
+            raise UserError(
+                f"{printable(files[0])} holds features, but the other domain is no .npz file; give features for both, or images"
+            )
+        for folder in places:
+            if not files and not Path(folder).is_dir():
                 scan(folder)  # says what is wrong with it, before weights are fetched and images decoded
-        backbone, self.info = seeded_backbone(config.model, config.data.image_size, config.training.seed)
-        size = cache_size(self.info.image_size)
+        if not files and features_dim(self.config.model.backbone) is not None:
+            raise UserError(
+                f"the backbone `{self.config.model.backbone}` is for files of features; name one for images"
+            )
+        return bool(files)
+
+    def _open_folders(self) -> None:
+        data, size = self.config.data, cache_size(self.info.image_size)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            self.source: SourceImages = open_source(str(config.data.source), size, config.data, self.reporter)
-            self.target: TargetImages = open_target(str(config.data.target), size, config.data, self.reporter)
+            source = open_source(str(data.source), size, data, self.reporter)
+            target = open_target(str(data.target), size, data, self.reporter)
         for warning in caught:
             self.reporter.warn(str(warning.message))
-        for name, domain in (("source", self.source), ("target", self.target)):
-            if domain.failures:
+        for name, failures in (("source", source.failures), ("target", target.failures)):
+            if failures:
                 self.reporter.warn(
-                    f"{len(domain.failures)} unreadable {name} images were skipped, such as {printable(domain.failures[0][0])} "
-                    f"({domain.failures[0][1]}); `certvol check` lists them"
+                    f"{len(failures)} unreadable {name} images were skipped, such as {printable(failures[0][0])} "
+                    f"({failures[0][1]}); `certvol check` lists them"
                 )
-        self.method = create_method(config, backbone, self.info, len(self.source.classes))
+        self.source, self.target = source, target
 
     def run_to_end(self) -> Run:
         try:
@@ -230,12 +282,18 @@ class _Job:
             found = [self._features(domain) for domain in (self.source, self.target)]
             source, target = (FeatureStore(f, rows, self.device, data.device_share / 2) for f, rows in found)
             return FeatureViews(source, target), f"features of {source.views} views"
+        if isinstance(self.source, SourceFeatures) or isinstance(self.target, TargetFeatures):
+            raise AssertionError("files of features are trained on with model.train head")
         stores = [PixelStore(d.pixels, d.rows, self.device, data.device_share / 2) for d in (self.source, self.target)]
         return Views(
             stores[0], stores[1], self.info, self.config.augment
         ), f"decoded images on {stores[0].place}/{stores[1].place}"
 
-    def _features(self, domain: SourceImages | TargetImages) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _features(
+        self, domain: SourceImages | TargetImages | TargetFeatures
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        if isinstance(domain, TargetFeatures):
+            return domain.features, domain.rows
         config, started = self.config, time.monotonic()
         found = extract_features(
             self.method.network.backbone,
@@ -270,7 +328,10 @@ class _Job:
 
     def _metrics(self, trainer: Trainer, adapted: Outputs, delivery: Delivery) -> dict[str, Any] | None:
         """The one place where a run looks at target labels: after training, where all folders are named like source classes."""
-        true_N = folder_labels(self.target.paths, self.source.classes)
+        if isinstance(self.target, TargetFeatures):
+            true_N = known_labels(str(self.config.data.target), self.target.rows, self.source.classes)
+        else:
+            true_N = folder_labels(self.target.paths, self.source.classes)
         if true_N is None:
             return None
         load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
@@ -295,6 +356,21 @@ def evaluate(
     """Figures of the pretrained and the delivered model on a labelled folder."""
     reporter = reporter or Silent()
     model = load(run, device)
+    if is_feature_file(data):
+        views, true_N = _feature_views_to_evaluate(model, data)
+    else:
+        views, true_N = _image_views_to_evaluate(model, data, reporter)
+    found: dict[str, Any] = {}
+    for name, statistics in (("source_only", SOURCE), ("adapted", TARGET)):
+        model = load(run, device, "pretrained" if name == "source_only" else "model")
+        batches = views.test_batches(TARGET, np.arange(len(views.target)), 256)
+        found[name] = figures(run_batches(model.method, batches, statistics).labels_N, true_N, model.classes)
+    return {"run": str(run), "data": str(data), **found}
+
+
+def _image_views_to_evaluate(model: Model, data: str | Path, reporter: Reporter) -> tuple[Batches, NDArray[np.int64]]:
+    if features_dim(model.info.name) is not None:
+        raise UserError(f"the run's model takes features; give a .npz file of them instead of {data}")
     config = model.config
     images = open_target(str(data), cache_size(model.info.image_size), config.data, reporter)
     if images.failures:
@@ -307,11 +383,63 @@ def evaluate(
             f"{data} does not tell all labels: {printable(stray)} lies in no folder named like one of the run's "
             f"{len(model.classes)} classes, such as {model.classes[0]}/; `certvol predict` needs no labels"
         )
-    found: dict[str, Any] = {}
-    for name, statistics in (("source_only", SOURCE), ("adapted", TARGET)):
-        model = load(run, device, "pretrained" if name == "source_only" else "model")
-        store = PixelStore(images.pixels, images.rows, model.device, config.data.device_share)
-        views = Views(store, store, model.info, config.augment)
-        batches = views.test_batches(TARGET, np.arange(len(store)), 256)
-        found[name] = figures(run_batches(model.method, batches, statistics).labels_N, true_N, model.classes)
-    return {"run": str(run), "data": str(data), **found}
+    store = PixelStore(images.pixels, images.rows, model.device, config.data.device_share)
+    return Views(store, store, model.info, config.augment), true_N
+
+
+def _feature_views_to_evaluate(model: Model, data: str | Path) -> tuple[Batches, NDArray[np.int64]]:
+    features = open_target_features(data)
+    model.check_features(features.dim, str(data))
+    true_N = known_labels(data, features.rows, model.classes)
+    if true_N is None:
+        raise UserError(
+            f"{data} does not tell all labels: its array `labels` should name one of the run's {len(model.classes)} classes "
+            f"for every row, such as {model.classes[0]}; `certvol predict` needs no labels"
+        )
+    store = FeatureStore(features.features, features.rows, model.device)
+    return FeatureViews(store, store), true_N
+
+
+def extract(
+    folder: str | Path,
+    out: str | Path,
+    backbone: str,
+    weights: str | None = None,
+    *,
+    image_size: int | None = None,
+    views: int = 1,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> int:
+    """Writes the features of a folder's images to the file `out`, with labels where every image lies in a class folder.
+
+    `views`: beside the test view, as many augmented ones as make this number. Gives the number of images."""
+    if Path(out).suffix.lower() != SUFFIX:
+        raise UserError(f"features are written as a .npz file, found {printable(str(out))}")
+    if features_dim(backbone) is not None or views < 1:
+        raise UserError("expected a backbone for images and one view or more")
+    data, augment, place = DataConfig(), AugmentConfig(), pick_device(device)
+    if not Path(folder).is_dir():
+        scan(folder)
+    module, info = create_backbone(backbone, weights, image_size)
+    norm.install(
+        module, norm.Domains(mode="frozen")
+    )  # as a run with model.train head has it, so that both share the cache
+    images = open_target(folder, cache_size(info.image_size), data, reporter)
+    for path, reason in images.failures[:5]:
+        (reporter or Silent()).warn(f"skipped {printable(path)}: {reason}")
+    features, rows = extract_features(module.to(place), info, images, views, augment, data, place, False, reporter)
+    level = class_level(images.paths)
+    names = [class_of(path, level) for path in images.paths]
+    labels = [name for name in names if name is not None]
+    about = f"{info.name} at {info.image_size} px, weights {weights_digest(module)}"
+    by_path = sorted(range(len(images.paths)), key=images.paths.__getitem__)
+    chosen = features[rows[by_path]] if views > 1 else features[rows[by_path], 0]
+    write_features(
+        Path(out),
+        chosen,
+        [images.paths[i] for i in by_path],
+        [labels[i] for i in by_path] if len(labels) == len(names) else None,
+        about,
+    )
+    return len(by_path)

@@ -49,8 +49,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=SETTINGS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    adapt.add_argument("--source", metavar="FOLDER", help="labelled images, a sub-folder per class")
-    adapt.add_argument("--target", metavar="FOLDER", help="images to adapt to, in any layout; labels are not looked at")
+    adapt.add_argument(
+        "--source", metavar="FOLDER", help="labelled images, a sub-folder per class; or a .npz of features"
+    )
+    adapt.add_argument("--target", metavar="FOLDER", help="images to adapt to, in any layout; or a .npz of features")
     adapt.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
     adapt.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
     adapt.add_argument("--config", metavar="FILE", help="settings as YAML; RUN/config.yaml repeats a run")
@@ -68,13 +70,27 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="labels and certainty for any images, as CSV")
     predict.add_argument("run", metavar="RUN")
-    predict.add_argument("images", nargs="+", metavar="IMAGES", help="folders, files or quoted globs")
+    predict.add_argument(
+        "images", nargs="+", metavar="IMAGES", help="folders, files or quoted globs; or .npz files of features"
+    )
     predict.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
     predict.add_argument(
         "--coverage", type=float, metavar="SHARE", help="accept this share of the target, reject its least certain rest"
     )
     predict.add_argument("--device", default="auto")
     predict.set_defaults(act=_predict)
+
+    extract = commands.add_parser("extract", help="features of a folder's images, for adapting without a GPU")
+    extract.add_argument("folder", metavar="FOLDER", help="images; with a sub-folder per class, labels are kept too")
+    extract.add_argument("--backbone", required=True, metavar="NAME", help="a timm name, or small_cnn")
+    extract.add_argument("--weights", metavar="FILE", help="a local weights file, or none for random ones")
+    extract.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
+    extract.add_argument("--image-size", type=int, metavar="PIXELS", help="default: what the backbone was made for")
+    extract.add_argument(
+        "--views", type=int, default=1, metavar="K", help="views of each image; the first is the test view"
+    )
+    extract.add_argument("--device", default="auto")
+    extract.set_defaults(act=_extract)
 
     listing = commands.add_parser("list", help="methods, backbones, presets or settings there are")
     listing.add_argument("what", choices=["methods", "backbones", "presets", "settings"])
@@ -316,19 +332,43 @@ def _image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]
     return list(dict.fromkeys(found)), problems
 
 
+def _extract(options: argparse.Namespace) -> int:
+    from certvol import api
+    from certvol.console import ConsoleReporter, printable
+
+    count = api.extract(
+        options.folder,
+        options.out,
+        options.backbone,
+        options.weights,
+        image_size=options.image_size,
+        views=options.views,
+        device=options.device,
+        reporter=ConsoleReporter(),
+    )
+    print(f"features of {count} images: {printable(options.out)}")
+    return 0
+
+
 def _predict(options: argparse.Namespace) -> int:
     from certvol import model
     from certvol.console import ConsoleReporter, printable
+    from certvol.data.feature_files import is_feature_file
     from certvol.tables import predictions_csv
 
     if options.coverage is not None and not 0 < options.coverage <= 1:
         raise UserError(f"--coverage is a share above 0 and at most 1, found {options.coverage}")
     reporter = ConsoleReporter()
-    paths, problems = _image_paths(options.images)
+    of_features = any(is_feature_file(word) for word in options.images)
+    paths, problems = (options.images, []) if of_features else _image_paths(options.images)
     loaded = model.load(options.run, options.device)
     if options.coverage is not None and not (Path(options.run) / "predictions.csv").exists():
         raise UserError(f"--coverage needs {options.run}/predictions.csv, which is missing")
-    readable, outputs, failures = model.predict_files(loaded, paths, reporter)
+    failures: list[tuple[str, str]] = []
+    if of_features:
+        readable, outputs = model.predict_feature_files(loaded, paths)
+    else:
+        readable, outputs, failures = model.predict_files(loaded, paths, reporter)
     if not readable:
         raise UserError(
             f"none of the {len(paths)} files can be read (such as {printable(failures[0][0])}: {failures[0][1]})"

@@ -366,7 +366,7 @@ def _kind_in_words(kind: Any) -> str:
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
-    "augment.crop_aspect method.num_samples"
+    "augment.crop_aspect method.num_samples method.ridge method.strength method.components method.neighbours method.rounds"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "

@@ -52,6 +52,9 @@ class AdaptationMethod(nn.Module, ABC):
     labels_whole_target: ClassVar[bool] = False
     """True: every cycle labels all target images, not only those it will draw."""
 
+    closed_form: ClassVar[bool] = False
+    """True: adaptation is one call of `fit_features` in place of all cycles, on the features of a frozen backbone."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """Settings of the method, given as `method.<field>`."""
@@ -80,6 +83,10 @@ class AdaptationMethod(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Called after every optimiser step: for what moves without gradients, such as a teacher."""
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        """Of a method in closed form: features of all source images with their labels, and of all target images, on the CPU."""
+        raise NotImplementedError
 
     def sigma(self, features_ND: Tensor) -> Tensor | None:
         """Certainty of each image, where the method has one."""

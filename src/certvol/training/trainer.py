@@ -28,7 +28,7 @@ from certvol.data.batches import (
     plan_source_cycle,
 )
 from certvol.errors import Interrupted, RunFailed, UserError
-from certvol.inference import Outputs, mixed_precision, run_batches
+from certvol.inference import Outputs, evaluating, mixed_precision, run_batches
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
@@ -125,7 +125,10 @@ class Trainer:
         if self.position.phase == "trial":
             self._choose_mode()
         if self.position.phase == "adapt":
-            self._adapt(self.settings.cycles)
+            if self.method.closed_form:
+                self._fit_features()
+            else:
+                self._adapt(self.settings.cycles)
             self.position.phase = "done"
             self._save()
         return self._deliver()
@@ -225,6 +228,24 @@ class Trainer:
             self.run.note_time({"cycle": cycle, "seconds": time.monotonic() - started})
             self._save_if_due()
         self.reporter.finish()
+
+    def _fit_features(self) -> None:
+        """The one cycle of a method in closed form. Every process does the same."""
+        self._stop_if_asked()
+        kept = np.sort(np.concatenate(self.source_pools))
+        self.reporter.start("fitting", 1)
+        with evaluating(self.method, TARGET):
+            source, target = (
+                torch.cat(
+                    [self.network.features(batch) for batch in self.views.test_batches(domain, images, self.eval_batch)]
+                )
+                for domain, images in ((SOURCE, kept), (TARGET, np.arange(len(self.views.target))))
+            )
+            self.method.fit_features(source.cpu(), torch.from_numpy(self.source_labels[kept]), target.cpu())
+        self.reporter.advance(1)
+        self.reporter.finish()
+        self.position.cycle = 1
+        self._end_cycle()
 
     def _end_cycle(self) -> None:
         cycle = self.position.cycle
