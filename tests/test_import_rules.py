@@ -40,7 +40,7 @@ def _users_of(*targets: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", ["losses", "metrics", "selection"])
+@pytest.mark.parametrize("module", ["alignment", "losses", "metrics", "selection"])
 def test_formulas_import_nothing_of_ours(module: str) -> None:
     assert IMPORTS[module] == set()
 
@@ -73,6 +73,19 @@ def test_target_labels_are_read_in_one_place() -> None:
     users = {name for name, path in MODULES.items() if "folder_labels" in path.read_text()}
     assert users == {"api", "data.folders", "data.check"}
     assert _users_of("data.check") == {"cli"}
+
+
+def test_labels_of_a_target_file_are_read_in_one_place() -> None:
+    """`read_labels` opens the array: the source's reader calls it, and `known_labels`, which evaluation in `api` calls."""
+    assert {name for name, path in MODULES.items() if "known_labels" in path.read_text()} == {
+        "api",
+        "data.feature_files",
+    }
+    assert {name for name, path in MODULES.items() if "read_labels" in path.read_text()} == {"data.feature_files"}
+
+
+def test_nothing_of_ours_needs_the_estimators() -> None:
+    assert _users_of("sklearn") == set()
 
 
 def test_imports_form_no_circle() -> None:
