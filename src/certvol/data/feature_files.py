@@ -116,15 +116,15 @@ def write_features(
     path: Path, features: npt.NDArray[np.float32], paths: Sequence[str], labels: Sequence[str] | None, about: str
 ) -> None:
     """Whole or not at all."""
-    arrays: dict[str, npt.NDArray[Any]] = {"features": features, "paths": np.array(paths, dtype=np.str_)}
-    if labels is not None:
-        arrays["labels"] = np.array(labels, dtype=np.str_)
-    arrays["about"] = np.array(about)
+    names, made = np.array(paths, dtype=np.str_), np.array(about)
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            if labels is None:
+                np.savez(file, features=features, paths=names, about=made)
+            else:
+                np.savez(file, features=features, paths=names, about=made, labels=np.array(labels, dtype=np.str_))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
