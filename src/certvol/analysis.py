@@ -26,7 +26,7 @@ does not exist (a correlation with a constant, an AUROC where nothing is wrong).
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,11 @@ def certainty(measure: str, values_N: Values) -> Values:
     return values_N if MEASURES[measure].more_is_certain else -values_N
 
 
-def classifier_layers(classifier: Classifier) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias of each linear layer."""
+def linear_layers(method: AdaptationMethod) -> list[tuple[Tensor, Tensor]] | None:
+    """Weight and bias of each linear layer of f_Cl; None for a method that classifies in a way of its own."""
+    classifier = method.network.classifier
+    if type(classifier) is not Classifier or type(method).logits is not AdaptationMethod.logits:
+        return None
     linear = [layer for layer in (classifier.hidden, classifier.output) if layer is not None]
     return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
 
@@ -109,13 +112,9 @@ def measure(
     true_N: Indices | None = None,
     kept_K: Indices | None = None,
 ) -> Measured:
-    """One pass, the backbone once per image. `batches`: normalised images on the model's device. `kept_K`: images, ascending,
-    whose features to keep. Rows go to the host batch by batch, so memory on the device does not grow with the images."""
-    classifier = method.network.classifier
-    layers = classifier_layers(classifier)
-    masks = uncertainty.dropout_masks(
-        layers, settings.mc_passes, settings.mc_dropout, torch_seed(settings.seed, "measures.dropout")
-    )
+    """One pass, the backbone once per image. `batches`: normalised images, or features, on the model's device. `kept_K`: images,
+    ascending, whose features to keep. Rows go to the host batch by batch: memory on the device does not grow with the images."""
+    mc_dropout = _mc_dropout(method, settings)
     kept_K = np.empty(0, np.int64) if kept_K is None else kept_K
     predicted: list[Tensor] = []
     rows: list[Tensor] = []
@@ -125,7 +124,7 @@ def measure(
     with evaluating(method, statistics):
         for images_NCHW in batches:
             features_ND = method.network.features(images_NCHW).float()
-            logits_NC = classifier(features_ND).float()
+            logits_NC = method.logits(features_ND).float()
             stop = start + len(images_NCHW)
             by_name = {
                 "probability": uncertainty.top_probability(logits_NC),
@@ -133,7 +132,7 @@ def measure(
                 "loss": uncertainty.top_logit(logits_NC),
                 "loss_diff": uncertainty.top_two_difference(logits_NC),
             }
-            by_name["mcd_mu"], by_name["mcd_sigma"] = uncertainty.mc_dropout(features_ND, layers, masks)
+            by_name["mcd_mu"], by_name["mcd_sigma"] = mc_dropout(features_ND)
             if (sigma_N := method.sigma(features_ND)) is not None:
                 by_name["sigma"] = sigma_N.float()
             if true_N is not None:
@@ -153,6 +152,23 @@ def measure(
         {name: np.ascontiguousarray(column) for name, column in zip(names, columns, strict=True)},
         torch.cat(features).numpy() if features else np.empty((0, width), np.float32),
     )
+
+
+def _mc_dropout(method: AdaptationMethod, settings: TrainingConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Features to MCD_mu and MCD_sigma. For a head of the method's own by dropout of its own, drawn alike for every batch."""
+    seed, passes, dropout = torch_seed(settings.seed, "measures.dropout"), settings.mc_passes, settings.mc_dropout
+    layers = linear_layers(method)
+    if layers is not None:
+        masks = uncertainty.dropout_masks(layers, passes, dropout, seed)
+        return lambda features_ND: uncertainty.mc_dropout(features_ND, layers, masks)
+
+    def by_method(features_ND: Tensor) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(features_ND.device).manual_seed(seed)
+        mean_NC, deviation_NC = method.mc_dropout_moments(features_ND, passes, dropout, generator)
+        mean_N, winner_N = mean_NC.max(dim=1)
+        return mean_N, deviation_NC.gather(1, winner_N[:, None]).squeeze(1)
+
+    return by_method
 
 
 def features(method: AdaptationMethod, batches: Iterable[Tensor], statistics: int) -> Values:
@@ -302,16 +318,21 @@ def oscillation_images(true_N: Indices, seed: int) -> Indices:
     return metrics.pick_per_class(true_N, OSCILLATION_PER_CLASS, seed)
 
 
-def oscillation(features_ND: Values, classifier: Classifier) -> dict[str, Any]:
-    """Of the decision boundary between these images, on the classifier's device."""
-    layers = classifier_layers(classifier)
+def oscillation(features_ND: Values, method: AdaptationMethod) -> dict[str, Any]:
+    """Of the decision boundary between these images, on the method's device, for one whose layers are linear."""
+    layers = linear_layers(method)
+    if layers is None:
+        raise AssertionError("oscillation_is_cheap, or the user, has been asked before")
     features = torch.from_numpy(features_ND).to(layers[0][0].device)
     total, floor = metrics.oscillation(features, layers, num_points=OSCILLATION_POINTS)
     return {"total": total, "floor": floor, "images": len(features_ND), "points": OSCILLATION_POINTS}
 
 
-def oscillation_is_cheap(images: int, classifier: Classifier) -> bool:
-    last = classifier_layers(classifier)[-1][0]
+def oscillation_is_cheap(images: int, method: AdaptationMethod) -> bool:
+    """Also False where there is none."""
+    if (layers := linear_layers(method)) is None:
+        return False
+    last = layers[-1][0]
     cost = images * (images - 1) / 2 * OSCILLATION_POINTS * last.numel()
     return cost <= OSCILLATION_FREE.get(last.device.type, 0.0)
 

@@ -6,7 +6,7 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from certvol.data.reading import HASH_BYTES, ReadImage
 
@@ -89,7 +89,7 @@ def _length(file: io.FileIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def sync(file: io.FileIO | io.BufferedWriter) -> None:
+def sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
