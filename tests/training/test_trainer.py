@@ -180,10 +180,10 @@ def test_training_does_not_read_target_labels(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While training lasts, the function that turns folders into labels raises."""
-    from certvol import api
+    from certvol import evaluation
     from certvol.training.trainer import Trainer
 
-    fit, labels = Trainer.fit, api.folder_labels
+    fit, labels = Trainer.fit, evaluation.folder_labels
     training = False
 
     def watched_fit(self: Trainer) -> object:
@@ -199,7 +199,7 @@ def test_training_does_not_read_target_labels(
         return labels(*arguments)
 
     monkeypatch.setattr(Trainer, "fit", watched_fit)
-    monkeypatch.setattr(api, "folder_labels", watched_labels)
+    monkeypatch.setattr(evaluation, "folder_labels", watched_labels)
     run = certvol.adapt(*folders, out=tmp_path / "run", **tiny())
     assert run.metrics is not None
 
