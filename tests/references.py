@@ -331,3 +331,50 @@ def calibration_error(confidence: list[float], right: list[bool], num_bins: int)
             accuracy = sum(right[i] for i in inside) / len(inside)
             error += abs(sum(confidence[i] for i in inside) / len(inside) - accuracy) * len(inside) / len(confidence)
     return error
+
+
+def jda_projection(
+    rows_ND: Tensor,
+    source_labels: list[int],
+    target_labels: list[int] | None,
+    num_classes: int,
+    components: int,
+    ridge: float,
+) -> Tensor:
+    """The generalised eigenproblem as it is written, with all of M at n x n."""
+    from scipy.linalg import eigh
+
+    n, num_source = len(rows_ND), len(source_labels)
+    e = torch.tensor([1 / num_source] * num_source + [-1 / (n - num_source)] * (n - num_source), dtype=torch.float64)
+    m = torch.outer(e, e) * num_classes
+    for c in range(num_classes):
+        in_source = [i for i, label in enumerate(source_labels) if label == c]
+        in_target = [num_source + i for i, label in enumerate(target_labels or []) if label == c]
+        if in_source and in_target:
+            e = torch.zeros(n, dtype=torch.float64)
+            for i in in_source:
+                e[i] = 1 / len(in_source)
+            for i in in_target:
+                e[i] = -1 / len(in_target)
+            m = m + torch.outer(e, e)
+    m = m / m.norm()
+    x = rows_ND.T
+    h = torch.eye(n, dtype=torch.float64) - 1 / n
+    left = x @ m @ x.T + ridge * torch.eye(len(x), dtype=torch.float64)
+    _, vectors = eigh((x @ h @ x.T).numpy(), left.numpy())  # the largest here are the smallest of the other way round
+    return torch.from_numpy(vectors[:, ::-1][:, :components].copy())
+
+
+def replicator_rounds(
+    weights: list[list[float]], strategies: list[list[float]], fixed: int, rounds: int
+) -> list[list[float]]:
+    """Nodes below `fixed` never move; all others move at once, each by the strategies of the round before."""
+    for _ in range(rounds):
+        after = [list(row) for row in strategies]
+        for i in range(fixed, len(strategies)):
+            payoff = [sum(w * strategies[j][h] for j, w in enumerate(weights[i])) for h in range(len(strategies[i]))]
+            total = sum(x * u for x, u in zip(strategies[i], payoff, strict=True))
+            if total > 0:
+                after[i] = [x * u / total for x, u in zip(strategies[i], payoff, strict=True)]
+        strategies = after
+    return strategies

@@ -41,7 +41,7 @@ def _users_of(*targets: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", ["losses", "metrics", "selection", "uncertainty", "clusters"])
+@pytest.mark.parametrize("module", ["alignment", "clusters", "losses", "metrics", "selection", "uncertainty"])
 def test_formulas_import_nothing_of_ours(module: str) -> None:
     assert IMPORTS[module] == set()
 
@@ -59,16 +59,31 @@ def test_training_knows_the_protocol_and_no_method_by_name() -> None:
         assert not strings & set(discover())
 
 
-def test_only_api_demo_and_cli_join_everything() -> None:
+def test_only_api_and_its_parts_and_cli_join_everything() -> None:
+    """`inputs`, `evaluation` and `job` are the parts of `api`: nothing below it uses them, and nothing beside it."""
     assert _users_of("api") <= {"cli", "demo", "__init__"}
+    assert _users_of("job") == {"api"}
+    assert _users_of("inputs") == {"job"}
+    assert _users_of("evaluation") == {"api", "job"}
+    assert _users_of("extraction") == {"api", "inputs"}
     assert _users_of("cli") == {"__main__"}
-    assert _users_of("training.trainer") == {"api"}
-    assert _users_of("analysis") <= {"api", "cli", "rejection"}
+    assert _users_of("training.trainer") == {"job"}
+    assert _users_of("analysis") <= {"job", "evaluation", "cli", "rejection"}
     assert _users_of("rejection", "export") <= {"cli"}
 
 
 def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:
-    forbidden = {"api", "model", "demo", "training.trainer", "training.stepper", "inference"}
+    forbidden = {
+        "api",
+        "job",
+        "inputs",
+        "evaluation",
+        "model",
+        "demo",
+        "training.trainer",
+        "training.stepper",
+        "inference",
+    }
     for module, used in IMPORTS.items():
         if module.startswith("benchmark"):
             assert not used & forbidden, module
@@ -93,10 +108,23 @@ def test_no_module_is_a_drawer_for_everything() -> None:
 
 
 def test_target_labels_are_read_in_one_place() -> None:
-    """`folder_labels` turns target folders into labels: evaluation in `api` calls it, and `check`, which trains nothing."""
+    """`folder_labels` turns target folders into labels: `evaluation` calls it, and `check`, neither of which trains."""
     users = {name for name, path in MODULES.items() if "folder_labels" in path.read_text()}
-    assert users == {"api", "data.folders", "data.check"}
+    assert users == {"evaluation", "data.folders", "data.check"}
     assert _users_of("data.check") == {"cli"}
+
+
+def test_labels_of_a_target_file_are_read_in_one_place() -> None:
+    """`read_labels` opens the array: the source's reader calls it, and `known_labels`, which `evaluation` calls."""
+    assert {name for name, path in MODULES.items() if "known_labels" in path.read_text()} == {
+        "evaluation",
+        "data.feature_files",
+    }
+    assert {name for name, path in MODULES.items() if "read_labels" in path.read_text()} == {"data.feature_files"}
+
+
+def test_nothing_of_ours_needs_the_estimators() -> None:
+    assert _users_of("sklearn") == set()
 
 
 def test_imports_form_no_circle() -> None:

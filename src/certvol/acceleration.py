@@ -33,6 +33,7 @@ def prepare(method: AdaptationMethod, settings: TrainingConfig, device: torch.de
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if compiles(settings, device, steps):
+    # A frozen backbone sees each image once, before training.
+    if method.network.trained_part != "head" and compiles(settings, device, steps):
         method.network.compile_backbone(evaluation_batch(device))
     return method

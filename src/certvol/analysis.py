@@ -38,7 +38,6 @@ from torch import Tensor
 
 from certvol import metrics, uncertainty
 from certvol.config import TrainingConfig
-from certvol.errors import UserError
 from certvol.inference import Outputs, evaluating
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.heads import Classifier
@@ -96,13 +95,11 @@ def certainty(measure: str, values_N: Values) -> Values:
     return values_N if MEASURES[measure].more_is_certain else -values_N
 
 
-def is_plain(classifier: Classifier) -> bool:
-    """One or two linear layers on the backbone's feature, and nothing else: some methods have a head of another kind."""
-    return type(classifier) is Classifier
-
-
-def classifier_layers(classifier: Classifier) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias of each linear layer of a plain classifier."""
+def linear_layers(method: AdaptationMethod) -> list[tuple[Tensor, Tensor]] | None:
+    """Weight and bias of each linear layer of f_Cl; None for a method that classifies in a way of its own."""
+    classifier = method.network.classifier
+    if type(classifier) is not Classifier or type(method).logits is not AdaptationMethod.logits:
+        return None
     linear = [layer for layer in (classifier.hidden, classifier.output) if layer is not None]
     return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
 
@@ -115,8 +112,8 @@ def measure(
     true_N: Indices | None = None,
     kept_K: Indices | None = None,
 ) -> Measured:
-    """One pass, the backbone once per image. `batches`: normalised images on the model's device. `kept_K`: images, ascending,
-    whose features to keep. Rows go to the host batch by batch, so memory on the device does not grow with the images."""
+    """One pass, the backbone once per image. `batches`: normalised images, or features, on the model's device. `kept_K`: images,
+    ascending, whose features to keep. Rows go to the host batch by batch: memory on the device does not grow with the images."""
     mc_dropout = _mc_dropout(method, settings)
     kept_K = np.empty(0, np.int64) if kept_K is None else kept_K
     predicted: list[Tensor] = []
@@ -157,21 +154,21 @@ def measure(
     )
 
 
-def _mc_dropout(method: AdaptationMethod, settings: TrainingConfig) -> Callable[[Tensor], uncertainty.MCDropout]:
-    """Of a plain classifier with the same masks for all images; of another head with masks of its own for each batch."""
-    seed, classifier = torch_seed(settings.seed, "measures.dropout"), method.network.classifier
-    if is_plain(classifier):
-        layers = classifier_layers(classifier)
-        masks = uncertainty.dropout_masks(layers, settings.mc_passes, settings.mc_dropout, seed)
+def _mc_dropout(method: AdaptationMethod, settings: TrainingConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Features to MCD_mu and MCD_sigma. For a head of the method's own by dropout of its own, drawn alike for every batch."""
+    seed, passes, dropout = torch_seed(settings.seed, "measures.dropout"), settings.mc_passes, settings.mc_dropout
+    layers = linear_layers(method)
+    if layers is not None:
+        masks = uncertainty.dropout_masks(layers, passes, dropout, seed)
         return lambda features_ND: uncertainty.mc_dropout(features_ND, layers, masks)
 
-    def by_passes(features_ND: Tensor) -> uncertainty.MCDropout:
-        with torch.random.fork_rng(devices=[features_ND.device] if features_ND.device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            logits = (method.logits(features_ND, settings.mc_dropout) for _ in range(settings.mc_passes))
-            return uncertainty.mean_and_deviation(one.double().softmax(dim=1) for one in logits)
+    def by_method(features_ND: Tensor) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(features_ND.device).manual_seed(seed)
+        mean_NC, deviation_NC = method.mc_dropout_moments(features_ND, passes, dropout, generator)
+        mean_N, winner_N = mean_NC.max(dim=1)
+        return mean_N, deviation_NC.gather(1, winner_N[:, None]).squeeze(1)
 
-    return by_passes
+    return by_method
 
 
 def features(method: AdaptationMethod, batches: Iterable[Tensor], statistics: int) -> Values:
@@ -321,22 +318,21 @@ def oscillation_images(true_N: Indices, seed: int) -> Indices:
     return metrics.pick_per_class(true_N, OSCILLATION_PER_CLASS, seed)
 
 
-def oscillation(features_ND: Values, classifier: Classifier) -> dict[str, Any]:
-    """Of the decision boundary between these images, on the classifier's device."""
-    if not is_plain(classifier):
-        raise UserError(
-            "the oscillation is that of a classifier of one or two linear layers, and this method has another"
-        )
-    layers = classifier_layers(classifier)
+def oscillation(features_ND: Values, method: AdaptationMethod) -> dict[str, Any]:
+    """Of the decision boundary between these images, on the method's device, for one whose layers are linear."""
+    layers = linear_layers(method)
+    if layers is None:
+        raise AssertionError("oscillation_is_cheap, or the user, has been asked before")
     features = torch.from_numpy(features_ND).to(layers[0][0].device)
     total, floor = metrics.oscillation(features, layers, num_points=OSCILLATION_POINTS)
     return {"total": total, "floor": floor, "images": len(features_ND), "points": OSCILLATION_POINTS}
 
 
-def oscillation_is_cheap(images: int, classifier: Classifier) -> bool:
-    if not is_plain(classifier):
+def oscillation_is_cheap(images: int, method: AdaptationMethod) -> bool:
+    """Also False where there is none."""
+    if (layers := linear_layers(method)) is None:
         return False
-    last = classifier_layers(classifier)[-1][0]
+    last = layers[-1][0]
     cost = images * (images - 1) / 2 * OSCILLATION_POINTS * last.numel()
     return cost <= OSCILLATION_FREE.get(last.device.type, 0.0)
 

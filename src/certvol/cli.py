@@ -49,8 +49,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=SETTINGS_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    adapt.add_argument("--source", metavar="FOLDER", help="labelled images, a sub-folder per class")
-    adapt.add_argument("--target", metavar="FOLDER", help="images to adapt to, in any layout; labels are not looked at")
+    adapt.add_argument(
+        "--source", metavar="FOLDER", help="labelled images, a sub-folder per class; or a .npz of features"
+    )
+    adapt.add_argument("--target", metavar="FOLDER", help="images to adapt to, in any layout; or a .npz of features")
     adapt.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
     adapt.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
     adapt.add_argument("--config", metavar="FILE", help="settings as YAML; RUN/config.yaml repeats a run")
@@ -103,7 +105,12 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("evaluate", help="figures of a run on a labelled folder")
     evaluate.add_argument("run", metavar="RUN")
-    evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images in folders named like the classes")
+    evaluate.add_argument(
+        "--data",
+        required=True,
+        metavar="FOLDER",
+        help="images in folders named like the classes; or a .npz file of features with labels",
+    )
     evaluate.add_argument("--json", metavar="FILE", help="write the same figures as JSON")
     evaluate.add_argument(
         "--unknown", metavar="FOLDER", help="images of classes the run does not have: are they told from --data's?"
@@ -114,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="labels and certainty for any images, as CSV")
     predict.add_argument("run", metavar="RUN")
-    predict.add_argument("images", nargs="+", metavar="IMAGES", help="folders, files or quoted globs")
+    predict.add_argument(
+        "images", nargs="+", metavar="IMAGES", help="folders, files or quoted globs; or .npz files of features"
+    )
     predict.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
     predict.add_argument(
         "--coverage",
@@ -160,6 +169,18 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--figures", action="store_true", help="also each figure as PNG and SVG, in RUN/figures/")
     report.add_argument("--target", metavar="FOLDER", help="where the target images are now, if they were moved")
     report.set_defaults(act=_report)
+
+    extract = commands.add_parser("extract", help="features of a folder's images, for adapting without a GPU")
+    extract.add_argument("folder", metavar="FOLDER", help="images; with a sub-folder per class, labels are kept too")
+    extract.add_argument("--backbone", required=True, metavar="NAME", help="a timm name, or small_cnn")
+    extract.add_argument("--weights", metavar="FILE", help="a local weights file, or none for random ones")
+    extract.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
+    extract.add_argument("--image-size", type=int, metavar="PIXELS", help="default: what the backbone was made for")
+    extract.add_argument(
+        "--views", type=int, default=1, metavar="K", help="views of each image; the first is the test view"
+    )
+    extract.add_argument("--device", default="auto")
+    extract.set_defaults(act=_extract)
 
     listing = commands.add_parser("list", help="methods, backbones, presets, settings or suites there are")
     listing.add_argument("what", choices=["methods", "backbones", "presets", "settings", "suites"])
@@ -518,15 +539,39 @@ def _image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]
     return list(dict.fromkeys(found)), problems
 
 
+def _extract(options: argparse.Namespace) -> int:
+    from certvol import api
+    from certvol.console import ConsoleReporter, printable
+
+    count = api.extract(
+        options.folder,
+        options.out,
+        options.backbone,
+        options.weights,
+        image_size=options.image_size,
+        views=options.views,
+        device=options.device,
+        reporter=ConsoleReporter(),
+    )
+    print(f"features of {count} images: {printable(options.out)}")
+    return 0
+
+
 def _predict(options: argparse.Namespace) -> int:
     from certvol import analysis, model, rejection
     from certvol.console import ConsoleReporter, printable
+    from certvol.data.feature_files import is_feature_file
     from certvol.nn.norm import TARGET
     from certvol.tables import predictions_csv
 
     rejection.check_options(options.coverage, options.min_certainty, options.rejected_dir)
     reporter = ConsoleReporter()
-    paths, problems = _image_paths(options.images)
+    of_features = any(is_feature_file(word) for word in options.images)
+    paths, problems = (options.images, []) if of_features else _image_paths(options.images)
+    if of_features and options.rejected_dir is not None:
+        raise UserError(
+            "--rejected-dir collects images, which files of features do not hold; the CSV marks what is rejected"
+        )
     loaded = model.load(options.run, options.device)
     measure = rejection.choose_measure(options.measure, loaded.has_sigma)
     threshold: float | None = options.min_certainty
@@ -537,10 +582,17 @@ def _predict(options: argparse.Namespace) -> int:
     readable: list[str] = []
     failures: list[tuple[str, str]] = []
     if measure in rejection.IN_PREDICTIONS:
-        readable, outputs, failures = model.predict_files(loaded, paths, reporter)
+        if of_features:
+            readable, outputs = model.predict_feature_files(loaded, paths)
+        else:
+            readable, outputs, failures = model.predict_files(loaded, paths, reporter)
         measured, column = analysis.measured_by(outputs), None
     else:
-        batches = model.read_batches(loaded, paths, reporter, readable, failures)
+        batches = (
+            model.read_feature_batches(loaded, paths, readable)
+            if of_features
+            else model.read_batches(loaded, paths, reporter, readable, failures)
+        )
         measured = analysis.measure(loaded.method, batches, TARGET, loaded.config.training)
         column = (measure, measured.values[measure]) if readable else None
     if not readable:
@@ -569,11 +621,14 @@ def _export(options: argparse.Namespace) -> int:
     from certvol.export import export
 
     found = export(options.run, options.out, options.format)
-    side = found["input_size"]
+    size = found["input_size"]
     print(f"{options.format} model: {printable(options.out)}")
-    print(
-        f"input `images`: uint8, N x {side} x {side} x 3, RGB, squashed to that size; crop and normalisation are inside"
-    )
+    if found["input"] == "features":
+        print(f"input `features`: float32, N x {size}, as the backbone of the run's files gives them")
+    else:
+        print(
+            f"input `images`: uint8, N x {size} x {size} x 3, RGB, squashed to that size; crop and normalisation are inside"
+        )
     outputs = " and ".join(found["outputs"])
     print(f"output: {outputs}, {len(found['labels'])} classes; within {found['difference']:.1g} of the run's own model")
     return 0

@@ -43,6 +43,8 @@ class DataConfig:
     """Decoded images live on the GPU where they fit into this share of its free memory."""
     holdout: float = 0.1
     """Share of the source kept out of training, to notice a model that goes wrong."""
+    views: int = 4
+    """With model.train head: views of each image whose features are extracted; the first is the test view."""
     max_megapixels: float = 179.0
     """A larger image is taken for a decompression bomb and skipped."""
 
@@ -86,8 +88,11 @@ class ModelConfig:
     sync_norm: bool = False
     """Several processes: BatchNorm's statistics over the whole batch, not over each process's share of it."""
     train: Literal["all", "last_block", "head"] = "all"
-    """Which part of the backbone learns."""
-    classifier_layers: Literal[1, 2] = 2
+    """Which part of the backbone learns. head: none, so features are extracted once, with the statistics of the weights."""
+    classifier_layers: Literal[0, 1, 2] = 0
+    """0: 2, or 1 behind a frozen backbone, where samples are then drawn as logits: exact, and fast on a CPU."""
+    adapter: bool | None = None
+    """A residual layer, started as the identity, that moves a frozen backbone's features; null: with one classifier layer."""
     dropout: float = 0.5
     """Before each linear layer of the classifier, while training."""
 
@@ -376,10 +381,11 @@ def _kind_in_words(kind: Any) -> str:
 
 
 _POSITIVE = (
-    "data.cache_limit_gb data.max_megapixels training.batch_size training.learning_rate training.log_every "
+    "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
     "augment.crop_aspect method.num_samples method.temperature method.random_dim "
-    "method.discriminator_width method.passes method.mean_draws method.radius method.width"
+    "method.discriminator_width method.passes method.mean_draws method.radius method.width "
+    "method.ridge method.strength method.components method.neighbours method.rounds"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
@@ -398,6 +404,7 @@ _AT_MOST = {
     "training.schedule_exponent": 10,
     "data.holdout": 0.5,  # to leave images to train on
     "data.workers": 1024,
+    "data.views": 1024,
     "augment.crop_area": 1,
     "augment.grey": 1,
     "augment.jitter": 1,

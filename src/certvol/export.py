@@ -5,6 +5,8 @@ BILINEAR)`); the crop of its centre and the normalisation are part of the model.
 has it, `sigma` (N). What goes with it is in the file's metadata, each value as JSON: `labels`, `input_size`, `outputs`,
 `thresholds` (measure -> coverage -> value, of those measures that follow from the outputs), `method`, `backbone`, `format`.
 
+Of a run on files of features the input is `features`: float32, N x D; `input_size` is then D, and `input` says which it is.
+
 Neither file holds a pickle: ONNX is a protobuf, and a `.pt2` holds JSON and raw bytes. But torch's reader of `.pt2` would run a
 pickle that somebody has put into one: a file from a stranger is safe as ONNX only.
 """
@@ -27,6 +29,7 @@ from certvol.data.augment import cache_size
 from certvol.errors import RunFailed, UserError
 from certvol.methods.protocol import AdaptationMethod
 from certvol.model import Model, load
+from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
 from certvol.training.checkpoint import write_atomically
 from certvol.training.run_folder import RunFolder
@@ -38,27 +41,37 @@ FROM_OUTPUTS = ("probability", "entropy", "sigma", "logit", "logit_diff")
 MOST_DIFFERENCE = 1e-3  # between the file and the model, of a logit or sigma
 
 
-class Exported(nn.Module):
-    """uint8 images to logits and sigma, with the target's statistics."""
+class ExportedHead(nn.Module):
+    """Features to logits and sigma, with the target's statistics."""
+
+    def __init__(self, method: AdaptationMethod) -> None:
+        super().__init__()
+        self.method = method
+        method.network.domains.num_source, method.network.domains.whole_batch = None, TARGET
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        features_ND = self.method.network.features(inputs)
+        logits_NC, sigma_N = self.method.logits(features_ND), self.method.sigma(features_ND)
+        return (logits_NC,) if sigma_N is None else (logits_NC, sigma_N)
+
+
+class Exported(ExportedHead):
+    """uint8 images to logits and sigma."""
 
     mean_3: Tensor
     std_3: Tensor
 
     def __init__(self, method: AdaptationMethod) -> None:
-        super().__init__()
+        super().__init__(method)
         info = method.network.info
-        self.method, self.size = method, info.image_size
-        self.start = (cache_size(info.image_size) - info.image_size) // 2
+        self.size, self.start = info.image_size, (cache_size(info.image_size) - info.image_size) // 2
         self.register_buffer("mean_3", 255 * torch.tensor(info.mean))
         self.register_buffer("std_3", 255 * torch.tensor(info.std))
-        method.network.domains.num_source, method.network.domains.whole_batch = None, TARGET
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         inside = slice(self.start, self.start + self.size)
-        view_NHW3 = (images[:, inside, inside].float() - self.mean_3) / self.std_3
-        features_ND = self.method.network.backbone(view_NHW3.permute(0, 3, 1, 2).contiguous())
-        logits_NC, sigma_N = self.method.logits(features_ND), self.method.sigma(features_ND)
-        return (logits_NC,) if sigma_N is None else (logits_NC, sigma_N)
+        view_NHW3 = (inputs[:, inside, inside].float() - self.mean_3) / self.std_3
+        return super().forward(view_NHW3.permute(0, 3, 1, 2).contiguous())
 
 
 def export(run: str | Path, out: str | Path, format: Format = "onnx") -> dict[str, Any]:
@@ -69,7 +82,7 @@ def export(run: str | Path, out: str | Path, format: Format = "onnx") -> dict[st
         _need_onnx()
     model = load(run, "cpu")
     metadata = describe(run, model)
-    module = Exported(model.method).eval()
+    module = (Exported if metadata["input"] == "images" else ExportedHead)(model.method).eval()
     content = _onnx(module, metadata) if format == "onnx" else _torch(module, metadata)
     difference = _difference(content, format, module, metadata)
     if not difference <= MOST_DIFFERENCE:
@@ -86,10 +99,12 @@ def export(run: str | Path, out: str | Path, format: Format = "onnx") -> dict[st
 
 
 def describe(run: str | Path, model: Model) -> dict[str, Any]:
+    of_features = features_dim(model.info.name) is not None
     return {
         "format": "certvol/1",
         "labels": model.classes,
-        "input_size": cache_size(model.info.image_size),
+        "input": "features" if of_features else "images",
+        "input_size": model.info.dim if of_features else cache_size(model.info.image_size),
         "outputs": ["logits", "sigma"] if model.has_sigma else ["logits"],
         "thresholds": _thresholds(RunFolder(run).evaluation),
         "method": model.config.method_name,
@@ -124,17 +139,26 @@ def _need_onnx() -> None:
 
 
 def _examples(metadata: dict[str, Any], count: int) -> Tensor:
-    side = metadata["input_size"]
-    return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    side, generator = metadata["input_size"], torch.Generator().manual_seed(0)
+    if metadata["input"] == "features":
+        return torch.randn(count, side, generator=generator)
+    return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
 
 
-def _program(module: Exported, metadata: dict[str, Any]) -> torch.export.ExportedProgram:
+def _program(module: ExportedHead, metadata: dict[str, Any]) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
-    with torch.no_grad():
-        return torch.export.export(module, (_examples(metadata, 2),), dynamic_shapes=({0: batch},))
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, (_examples(metadata, 2),), dynamic_shapes=({0: batch},))
+    except Exception as error:  # torch has no common type for what it cannot export
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise UserError(
+            f"{metadata['method']} on {metadata['backbone']} cannot be exported: torch finds no fixed program in it ({reason}); "
+            "`certvol predict` and `certvol.load` do without"
+        ) from None
 
 
-def _torch(module: Exported, metadata: dict[str, Any]) -> bytes:
+def _torch(module: ExportedHead, metadata: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     with _quiet():
         program = _program(module, metadata)
@@ -143,12 +167,12 @@ def _torch(module: Exported, metadata: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx(module: Exported, metadata: dict[str, Any]) -> bytes:
+def _onnx(module: ExportedHead, metadata: dict[str, Any]) -> bytes:
     with _quiet():
         program = torch.onnx.export(
             _program(module, metadata),
             dynamo=True,
-            input_names=["images"],
+            input_names=[metadata["input"]],
             output_names=metadata["outputs"],
             optimize=True,
         )
@@ -176,20 +200,20 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _difference(content: bytes, format: Format, module: Exported, metadata: dict[str, Any]) -> float:
+def _difference(content: bytes, format: Format, module: ExportedHead, metadata: dict[str, Any]) -> float:
     """On random images, of another number than the export has seen."""
     images = _examples(metadata, 3)
     with torch.inference_mode():
         expected = [tensor.numpy() for tensor in module(images)]
-    found = _run_onnx(content, images) if format == "onnx" else _run_torch(content, images)
+    found = _run_onnx(content, metadata["input"], images) if format == "onnx" else _run_torch(content, images)
     return max(float(np.abs(one - other).max()) for one, other in zip(expected, found, strict=True))
 
 
-def _run_onnx(content: bytes, images: Tensor) -> list[NDArray[np.float32]]:
+def _run_onnx(content: bytes, name: str, images: Tensor) -> list[NDArray[np.float32]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return list(session.run(None, {"images": images.numpy()}))
+    return list(session.run(None, {name: images.numpy()}))
 
 
 def _run_torch(content: bytes, images: Tensor) -> list[NDArray[np.float32]]:

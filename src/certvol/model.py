@@ -19,13 +19,14 @@ from certvol import methods
 from certvol.config import Config, read_settings_file, resolve
 from certvol.data.augment import cache_size, test_view
 from certvol.data.decoding import UnreadableImage, decode, square
+from certvol.data.feature_files import open_target_features
 from certvol.data.folders import printable
 from certvol.data.reading import read_file
 from certvol.environment import pick_device
 from certvol.errors import UserError
 from certvol.inference import Outputs, run_batches
 from certvol.methods.protocol import AdaptationMethod
-from certvol.nn.backbones import BackboneInfo
+from certvol.nn.backbones import BackboneInfo, features_dim
 from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
 from certvol.reporting import Reporter
@@ -71,7 +72,8 @@ class Model:
             return self.method.sigma(torch.zeros(1, self.info.dim, device=self.device)) is not None
 
     def predict(self, images: Any, batch_size: int = 256) -> Prediction:
-        """`images`: paths, PIL images, or a uint8 tensor or array N x H x W x 3 or N x 3 x H x W; or one path or PIL image."""
+        """`images`: paths, PIL images, or a uint8 tensor or array N x H x W x 3 or N x 3 x H x W; or one path or PIL image.
+        Where the backbone is frozen, also a tensor or array N x D of its features."""
         outputs = self.outputs(images, batch_size)
         return Prediction([self.classes[i] for i in outputs.labels_N], outputs.probabilities_NC, outputs.sigma_N)
 
@@ -85,10 +87,30 @@ class Model:
         if len(images) == 0:
             sigma_N = np.empty(0, np.float32) if self.has_sigma else None
             return Outputs(np.empty((0, len(self.classes)), np.float32), sigma_N)
+        if isinstance(images, Tensor) and images.ndim == 2:
+            self.check_features(images.shape[1], "the tensor")
+            return run_batches(
+                self.method, (c.float().to(self.device) for c in torch.split(images, batch_size)), statistics
+            )
         chunks = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
         return run_batches(self.method, map(self._view, chunks), statistics)
 
+    def check_features(self, dim: int, what: str) -> None:
+        """That this model can predict from features of `dim` dimensions in place of images."""
+        if self.config.model.train != "head":
+            raise UserError(f"{what} holds features, but the run's backbone was trained (`model.train`): give images")
+        if dim != self.info.dim:
+            raise UserError(f"the features of {what} have {dim} dimensions; the run's model takes {self.info.dim}")
+
+    def check_images(self) -> None:
+        """That this model takes images, and not features alone."""
+        if features_dim(self.info.name) is not None:
+            raise UserError(
+                f"the run's model takes features (N x {self.info.dim}), not images: `certvol extract` makes .npz files of them"
+            )
+
     def _view(self, images: Any) -> Tensor:
+        self.check_images()
         size = cache_size(self.info.image_size)
         if isinstance(images, Tensor):
             pixels = _tensor_pixels(images, size)
@@ -156,6 +178,7 @@ def read_batches(
 ) -> Iterator[Tensor]:
     """Normalised images of the files that can be read, which `readable` then names; the others go to `failures`, with the reason.
     Memory does not grow with the number of files."""
+    model.check_images()
     size = cache_size(model.info.image_size)
 
     def pixels(path: str) -> NDArray[np.uint8] | str:
@@ -191,3 +214,20 @@ def predict_files(
     failures: list[tuple[str, str]] = []
     outputs = run_batches(model.method, read_batches(model, paths, reporter, readable, failures), TARGET)
     return readable, outputs, failures
+
+
+def read_feature_batches(model: Model, files: list[str], readable: list[str]) -> Iterator[Tensor]:
+    """Of .npz files of features: those of the test view, which is the first; `readable` then names the rows."""
+    for file in files:
+        found = open_target_features(file)
+        model.check_features(found.dim, file)
+        readable += found.paths
+        for start in range(0, len(found.rows), PREDICT_BATCH):
+            yield torch.from_numpy(found.features[found.rows[start : start + PREDICT_BATCH], 0]).to(model.device)
+
+
+def predict_feature_files(model: Model, files: list[str]) -> tuple[list[str], Outputs]:
+    """(names of the rows, their outputs)."""
+    names: list[str] = []
+    outputs = run_batches(model.method, read_feature_batches(model, files, names), TARGET)
+    return names, outputs

@@ -68,7 +68,14 @@ def test_flat_nested_class_and_shuffled_targets_have_the_same_order(tmp_path: Pa
 
 
 def test_the_target_has_no_place_for_labels() -> None:
-    assert set(inspect.signature(TargetImages).parameters) == {"pixels", "rows", "paths", "failures", "fingerprint"}
+    assert set(inspect.signature(TargetImages).parameters) == {
+        "pixels",
+        "rows",
+        "paths",
+        "failures",
+        "fingerprint",
+        "hashes",
+    }
 
 
 def test_identical_files_are_kept(tmp_path: Path, config: DataConfig) -> None:

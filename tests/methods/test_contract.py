@@ -11,11 +11,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from certvol.config import ModelConfig, resolve
+from certvol.analysis import measure
+from certvol.config import ModelConfig, TrainingConfig, resolve
+from certvol.data.augment import cache_size
+from certvol.data.augment import test_view as view_of
 from certvol.errors import UserError
+from certvol.export import Exported
 from certvol.methods import discover
 from certvol.methods.protocol import AdaptationMethod, Batch, Survey
 from certvol.nn.network import Network, seeded_backbone
+from certvol.nn.norm import TARGET
 
 METHODS = discover()
 CLASSES = 4
@@ -230,6 +235,26 @@ def test_sigma_is_one_positive_value_per_image_or_absent(name: str) -> None:
     if sigma_N is not None:
         assert sigma_N.shape == (5,)
         assert (sigma_N >= 0).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_measured_and_exported_by_its_own_logits(name: str) -> None:
+    """A head of the method's own included: no one may go past `logits` to f_Cl."""
+    method = make_method(name).eval()
+    info = method.network.info
+    side = cache_size(info.image_size)
+    pixels_NHW3 = torch.randint(0, 256, (6, side, side, 3), dtype=torch.uint8)
+    images_NCHW = view_of(pixels_NHW3, info.image_size, info.mean, info.std)
+    with torch.no_grad():
+        logits_NC = method.logits(method.network.features(images_NCHW))
+        exported_NC = Exported(method)(pixels_NHW3)[0]
+    measured = measure(method, [images_NCHW], TARGET, TrainingConfig(mc_passes=40))
+    assert measured.predicted_N.tolist() == logits_NC.argmax(dim=1).tolist()
+    assert measured.values["loss"] == pytest.approx(logits_NC.amax(dim=1).numpy(), abs=1e-5)
+    assert exported_NC.numpy() == pytest.approx(logits_NC.numpy(), abs=1e-4)
+    assert (measured.values["mcd_mu"] >= 1 / CLASSES - 1e-6).all()
+    assert (measured.values["mcd_mu"] <= 1).all()
+    assert (measured.values["mcd_sigma"] > 0).all()
 
 
 @pytest.mark.parametrize("name", METHODS)

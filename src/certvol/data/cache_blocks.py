@@ -7,7 +7,7 @@ import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def _length(file: io.FileIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def sync(file: io.FileIO | io.BufferedWriter) -> None:
+def sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 

@@ -17,7 +17,7 @@ GB = 1e9
 _OURS = re.compile(r"([0-9a-f]{32})(\.building|\.use|\.build)?")
 
 
-def make_room(folder: Path, key: str, needed: int, limit: int) -> None:
+def make_room(folder: Path, key: str, needed: int, limit: int, doing: str = "decoding") -> None:
     """Evicts the longest unused sets until `needed` bytes fit under the limit and on the disk."""
     sets = _sets_in(folder)
     already = sets.pop(key, (0.0, 0))[1]
@@ -33,12 +33,12 @@ def make_room(folder: Path, key: str, needed: int, limit: int) -> None:
     shown = printable(str(folder))
     if others + needed > limit:
         raise UserError(
-            f"decoding needs {gb(needed)} beside {gb(others)} that are in use in {shown}, above the limit of {gb(limit)}; "
+            f"{doing} needs {gb(needed)} beside {gb(others)} that are in use in {shown}, above the limit of {gb(limit)}; "
             "raise data.cache_limit_gb, or set data.cache_dir to another place"
         )
     if missing > free:
         raise UserError(
-            f"decoding needs {gb(missing)} in {shown}, where {gb(free)} are free; "
+            f"{doing} needs {gb(missing)} in {shown}, where {gb(free)} are free; "
             "free some space, or set data.cache_dir to another place"
         )
 
@@ -127,12 +127,12 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def build_lock(path: Path, progress: Progress | None) -> Iterator[None]:
+def build_lock(path: Path, progress: Progress | None, doing: str = "decodes the same images") -> Iterator[None]:
     try:
         file = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if progress:
-            progress.start("waiting for another process that decodes the same images", 1)
+            progress.start(f"waiting for another process that {doing}", 1)
         file = locked(path, fcntl.LOCK_EX)
         if progress:
             progress.advance(1)
@@ -144,7 +144,7 @@ def build_lock(path: Path, progress: Progress | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_to_the_user(folder: Path) -> Iterator[None]:
+def told_to_the_user(folder: Path, what: str = "decoded images") -> Iterator[None]:
     """Faults of the cache's place, in a sentence. Faults of the images never get here."""
     shown = printable(str(folder))
     elsewhere = "set data.cache_dir (or $CERTVOL_CACHE) to a place with room"
@@ -156,18 +156,18 @@ def told_to_the_user(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "no space left" if error.errno == errno.ENOSPC else "the disk quota is used up"
+            lack = "no space left" if error.errno == errno.ENOSPC else "the disk quota is used up"
             raise UserError(
-                f"{what} for decoded images in {shown}; free some space or {elsewhere}: "
-                "what is decoded stays and the next run goes on from there"
+                f"{lack} for {what} in {shown}; free some space or {elsewhere}: "
+                "what is done stays and the next run goes on from there"
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(
-                f"cannot write decoded images to {shown} ({reason_of(error)}); "
+                f"cannot write {what} to {shown} ({reason_of(error)}); "
                 "set data.cache_dir (or $CERTVOL_CACHE) to a folder you can write to"
             ) from None
         raise RunFailed(
-            f"the cache of decoded images in {shown} failed ({reason_of(error)}); what is decoded stays: run again, "
+            f"the cache of {what} in {shown} failed ({reason_of(error)}); what is done stays: run again, "
             "or set data.cache_dir to another place"
         ) from None
 

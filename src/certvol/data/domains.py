@@ -28,6 +28,8 @@ class SourceImages:
     failures: list[tuple[str, str]]
     fingerprint: str
     """Of what the images are, in their order; not of their names."""
+    hashes: npt.NDArray[np.uint8]
+    """[n, 16], of each file's bytes."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,6 +45,8 @@ class TargetImages:
     failures: list[tuple[str, str]]
     fingerprint: str
     """Of what the images are, in their order; not of their names."""
+    hashes: npt.NDArray[np.uint8]
+    """[n, 16], of each file's bytes."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,7 +72,7 @@ def open_source(
         )
     renumbered = np.full(len(classes), -1, dtype=np.int64)
     renumbered[kept] = np.arange(len(kept))
-    order = np.lexsort((*_sort_keys(cache.hashes), labels))
+    order = np.lexsort((*sort_keys(cache.hashes), labels))
     order = order[labels[order] >= 0]
     return SourceImages(
         pixels=cache.pixels,
@@ -77,7 +81,8 @@ def open_source(
         classes=[classes[i] for i in kept],
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures + stray),
-        fingerprint=_fingerprint(cache.hashes[order], labels[order]),
+        fingerprint=fingerprint_of(cache.hashes[order], labels[order]),
+        hashes=cache.hashes[order],
     )
 
 
@@ -90,23 +95,24 @@ def open_target(
         raise UserError(no_images_in(listing))
     cache = open_cache(listing, size, config, progress)
     _need_readable(listing, cache)
-    order = np.lexsort(_sort_keys(cache.hashes))
+    order = np.lexsort(sort_keys(cache.hashes))
     return TargetImages(
         pixels=cache.pixels,
         rows=order,
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures),
-        fingerprint=_fingerprint(cache.hashes[order]),
+        fingerprint=fingerprint_of(cache.hashes[order]),
+        hashes=cache.hashes[order],
     )
 
 
-def _sort_keys(hashes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def sort_keys(hashes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Each hash as two numbers, the less significant first, as `lexsort` wants them."""
     halves = np.ascontiguousarray(hashes).view(">u8").astype(np.uint64)
     return halves[:, 1], halves[:, 0]
 
 
-def _fingerprint(*parts: npt.NDArray[np.generic]) -> str:
+def fingerprint_of(*parts: npt.NDArray[np.generic]) -> str:
     return hashlib.blake2b(b"".join(np.ascontiguousarray(part).tobytes() for part in parts), digest_size=16).hexdigest()
 
 

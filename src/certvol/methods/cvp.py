@@ -14,7 +14,7 @@ from certvol.losses import antagonistic, cross_entropy, samples_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.heads import SigmaHead
 from certvol.nn.network import Network
-from certvol.nn.sampling import sample_features
+from certvol.nn.sampling import sample_features, sample_logits
 
 
 class Method(AdaptationMethod):
@@ -29,7 +29,7 @@ class Method(AdaptationMethod):
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)
-        self.sigma_head = SigmaHead(network.info.dim)
+        self.sigma_head = SigmaHead(network.info.dim, network.small_width)
 
     def sigma(self, features_ND: Tensor) -> Tensor:
         sigma: Tensor = self.sigma_head(features_ND)
@@ -45,10 +45,18 @@ class Method(AdaptationMethod):
         batch.watched["sigma"] = sigma_N.detach()
         terms = {"ce": cross_entropy(self.network.classifier(mu_ND), batch.labels_N).mean()}
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.samples_weight > 0):
-            samples_NMD = sample_features(mu_ND, sigma_N, batch.noise(mu_ND, self.config.num_samples))
-            samples_ce_N = samples_cross_entropy(self.network.classifier(samples_NMD), batch.labels_N)
+            samples_ce_N = samples_cross_entropy(self._samples_logits(mu_ND, sigma_N, batch), batch.labels_N)
         if self.config.samples_weight > 0:
             terms["samples_ce"] = samples_ce_N.mean()
         if self.config.antagonistic:
             terms["antagonistic"] = antagonistic(sigma_N, samples_ce_N, self.network.num_classes).mean()
         return terms
+
+    def _samples_logits(self, mu_ND: Tensor, sigma_N: Tensor, batch: Batch) -> Tensor:
+        """N x M x C. A linear f_Cl allows to draw them as logits, without dropout: the samples are noise enough."""
+        classifier, m = self.network.classifier, self.config.num_samples
+        if classifier.fewer_logits_than_features:
+            mean_NC = classifier.output(mu_ND)
+            return sample_logits(mean_NC, sigma_N, classifier.output.weight, batch.noise(mean_NC.float(), m))
+        logits_NMC: Tensor = classifier(sample_features(mu_ND, sigma_N, batch.noise(mu_ND, m)))
+        return logits_NMC

@@ -95,6 +95,9 @@ class AdaptationMethod(nn.Module, ABC):
     views_per_image: ClassVar[int] = 1
     """2: adaptation gets two views of every image."""
 
+    closed_form: ClassVar[bool] = False
+    """True: adaptation is one call of `fit_features` in place of all cycles, on the features of a frozen backbone."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """Settings of the method, given as `method.<field>`."""
@@ -154,6 +157,10 @@ class AdaptationMethod(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Called after every optimiser step: for what moves without gradients, such as a teacher."""
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        """Of a method in closed form: features of all source images with their labels, and of all target images, on the CPU."""
+        raise NotImplementedError
 
     def sigma(self, features_ND: Tensor) -> Tensor | None:
         """Certainty of each image, where the method has one."""

@@ -1,6 +1,7 @@
 """A backbone by its name: a module from normalised images [N, 3, H, W] to pooled features [N, dim].
 
-Names are timm's, or `small_cnn`. timm is imported only where one of its backbones is asked for.
+Names are timm's, or `small_cnn`, or `features-D` for features that are there already. timm is imported only where one of its
+backbones is asked for.
 """
 
 import contextlib
@@ -44,9 +45,17 @@ def list_backbones() -> list[str]:
 
 def describe(name: str, image_size: int | None) -> BackboneInfo:
     """What a backbone needs and gives, without its weights. Without an image size: the one it was made for."""
+    if (dim := features_dim(name)) is not None:
+        return BackboneInfo(name, dim, 1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     if name == "small_cnn":
         return BackboneInfo(name, small_cnn.DIM, image_size or small_cnn.IMAGE_SIZE, small_cnn.MEAN, small_cnn.STD)
     return _describe_timm(name, image_size)
+
+
+def features_dim(name: str) -> int | None:
+    """D of the name `features-D`, which stands for features that were made elsewhere; None for a backbone of images."""
+    digits = name.removeprefix("features-")
+    return int(digits) if name != digits and digits.isascii() and digits.isdecimal() and int(digits[:7]) > 0 else None
 
 
 def create_backbone(
@@ -58,6 +67,8 @@ def create_backbone(
     file = weights if weights not in (None, NO_WEIGHTS) else None
     tensors = read_weights(file) if file is not None else None  # first of all: a wrong file is found without delay
     info = describe(name, image_size)
+    if features_dim(name) is not None:
+        return nn.Identity(), info
     if name == "small_cnn":
         module: nn.Module = small_cnn.SmallCNN()
         if tensors is not None:

@@ -24,6 +24,11 @@ class Classifier(nn.Module):
             nn.init.eye_(self.hidden.weight)
             nn.init.zeros_(self.hidden.bias)
 
+    @property
+    def fewer_logits_than_features(self) -> bool:
+        """One layer, from many dimensions to few: samples of its logits are cheaper than samples of its input."""
+        return self.hidden is None and self.output.out_features < self.output.in_features
+
     def forward(self, features: Tensor, dropout: float | None = None) -> Tensor:
         """`dropout`: drop with this probability even in evaluation (MC-dropout)."""
         p = self.dropout if dropout is None else dropout
@@ -34,6 +39,21 @@ class Classifier(nn.Module):
         return logits
 
 
+class ResidualLayer(nn.Module):
+    """Moves features: x + up(relu(down(x))), with `up` started at zero, so that it starts as the identity."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(dim, hidden)
+        self.up = nn.Linear(hidden, dim)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, features_ND: Tensor) -> Tensor:
+        moved: Tensor = features_ND + self.up(F.relu(self.down(features_ND)))
+        return moved
+
+
 class SigmaHead(nn.Module):
     """f_Sigma: D -> D -> 1, softplus. Its input is not detached: sigma's gradient reaches the backbone.
 
@@ -41,10 +61,10 @@ class SigmaHead(nn.Module):
     and softplus is evaluated in float32, where its gradient vanishes only far below any sigma of use.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, hidden: int | None = None) -> None:
         super().__init__()
-        self.hidden = nn.Linear(dim, dim)
-        self.output = nn.Linear(dim, 1)
+        self.hidden = nn.Linear(dim, hidden or dim)
+        self.output = nn.Linear(hidden or dim, 1)
         nn.init.constant_(self.output.bias, math.log(math.expm1(INITIAL_SIGMA)))
 
     def forward(self, features_ND: Tensor) -> Tensor:

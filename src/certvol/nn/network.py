@@ -10,25 +10,34 @@ from torch import Tensor, nn
 from certvol.config import ModelConfig
 from certvol.nn import norm
 from certvol.nn.backbones import BackboneInfo, create_backbone, last_block
-from certvol.nn.heads import Classifier
+from certvol.nn.heads import Classifier, ResidualLayer
 from certvol.seeding import torch_seed
+
+ADAPTER_WIDTH = 256  # most hidden units of the small networks on frozen features
 
 
 class Network(nn.Module):
-    """f_CNN and f_Cl. `features` is the backbone's pooled output, N x D."""
+    """f_CNN and f_Cl. `features` is the backbone's pooled output, N x D; moved by the adapter, where a frozen one has one."""
 
     def __init__(self, backbone: nn.Module, info: BackboneInfo, num_classes: int, config: ModelConfig) -> None:
         super().__init__()
+        frozen = config.train == "head"
         # `auto` starts as mixed: until adaptation there is only the source, and both candidates are the same.
-        self.domains = norm.Domains(mode="mixed" if config.norm == "auto" else config.norm)
-        self.has_batch_norm = norm.install(backbone, self.domains) > 0
+        mode: norm.Mode = "mixed" if config.norm == "auto" else config.norm
+        self.domains = norm.Domains(mode="frozen" if frozen else mode)
+        self.has_batch_norm = norm.install(backbone, self.domains) > 0 and not frozen
         self.backbone = backbone
         # In a list, so that the compiled twin is not taken for a sub-module with weights of its own.
         self._compiled: list[Callable[[Tensor], Tensor]] = []
         self._evaluation_rows = 0
         self.info = info
         self.num_classes = num_classes
-        self.classifier = Classifier(info.dim, num_classes, config.classifier_layers, config.dropout)
+        layers = config.classifier_layers or (1 if frozen else 2)
+        self.classifier = Classifier(info.dim, num_classes, layers, config.dropout)
+        adapts = frozen and (layers == 1 if config.adapter is None else config.adapter)
+        self.small_width = min(info.dim, ADAPTER_WIDTH) if frozen and layers == 1 else None
+        """Hidden units of a method's own small networks; None: as many as the features have dimensions."""
+        self.adapter = ResidualLayer(info.dim, min(info.dim, ADAPTER_WIDTH)) if adapts else None
         self.trained_part = config.train
         if self.trained_part != "all":
             backbone.requires_grad_(False)
@@ -45,6 +54,11 @@ class Network(nn.Module):
         return self
 
     def features(self, images_NCHW: Tensor) -> Tensor:
+        """Of images; or of N x D features that the frozen backbone gave before."""
+        features_ND = images_NCHW if images_NCHW.ndim == 2 else self._of_images(images_NCHW)
+        return features_ND if self.adapter is None else self.adapter(features_ND)
+
+    def _of_images(self, images_NCHW: Tensor) -> Tensor:
         features: Tensor
         if not self._compiled or not self._fits_compiled(images_NCHW):
             features = self.backbone(images_NCHW)

@@ -174,6 +174,12 @@ def _pictures(
     reporter: Reporter,
 ) -> Thumbnails | None:
     root = target or record.target
+    if target is None and root is not None and root.suffix.lower() == ".npz" and not root.is_dir():
+        notes.append(
+            "This run was given features instead of images, so there are no thumbnails. If the rows are named by the paths of "
+            "images, `certvol report RUN --target FOLDER` says which folder they lie in."
+        )
+        return None
     if root is None or not root.is_dir():
         place = printable(str(root)) if root is not None else "unknown"
         notes.append(

@@ -16,7 +16,7 @@ from certvol.nn.norm import SOURCE, TARGET
 from certvol.seeding import numpy_generator, torch_generator, torch_seed
 from certvol.training.distributed import Team
 from certvol.training.pseudo_labels import Filed, file_by_label
-from certvol.training.views import Views
+from certvol.training.views import Batches
 
 Indices = NDArray[np.int64]
 
@@ -25,7 +25,13 @@ class Labeller:
     """`batch_size`: images that one process labels at a time."""
 
     def __init__(
-        self, method: AdaptationMethod, views: Views, settings: TrainingConfig, team: Team, bf16: bool, batch_size: int
+        self,
+        method: AdaptationMethod,
+        views: Batches,
+        settings: TrainingConfig,
+        team: Team,
+        bf16: bool,
+        batch_size: int,
     ) -> None:
         self.method, self.views, self.settings, self.team = method, views, settings, team
         self.bf16, self.batch_size = bf16, batch_size

@@ -14,7 +14,7 @@ from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.seeding import torch_generator, torch_seed
 from certvol.training.distributed import Team
 from certvol.training.recording import Recorder
-from certvol.training.views import Views
+from certvol.training.views import Batches
 
 
 class _Losses(nn.Module):
@@ -32,7 +32,7 @@ class Stepper:
     """Holds the optimiser. Every process of a team trains on its share of the batch's source and of its target rows."""
 
     def __init__(
-        self, method: AdaptationMethod, views: Views, settings: TrainingConfig, team: Team, bf16: bool
+        self, method: AdaptationMethod, views: Batches, settings: TrainingConfig, team: Team, bf16: bool
     ) -> None:
         self.method, self.views, self.settings, self.team, self.bf16 = method, views, settings, team, bf16
         self.phase_losses: dict[bool, nn.Module] = {}

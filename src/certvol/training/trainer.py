@@ -22,7 +22,7 @@ from certvol.acceleration import evaluation_batch, uses_bf16
 from certvol.config import Config
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.errors import Interrupted, RunFailed, UserError
-from certvol.inference import Outputs, mixed_precision, run_batches
+from certvol.inference import Outputs, evaluating, mixed_precision, run_batches
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled
 from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
@@ -51,7 +51,7 @@ from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, stage_of, steps_per_cycle
 from certvol.training.stepper import Stepper
-from certvol.training.views import Views
+from certvol.training.views import Batches
 
 Indices = NDArray[np.int64]
 PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
@@ -67,7 +67,7 @@ class Trainer:
         run: RunFolder,
         config: Config,
         method: AdaptationMethod,
-        views: Views,
+        views: Batches,
         source_labels: Indices,
         reporter: Reporter,
         about: dict[str, Any],
@@ -127,7 +127,10 @@ class Trainer:
         if self.position.phase == "trial":
             self._choose_mode()
         if self.position.phase == "adapt":
-            self._adapt(self.settings.cycles)
+            if self.method.closed_form:
+                self._fit_features()
+            else:
+                self._adapt(self.settings.cycles)
             self.position.phase = "done"
             self._save()
         return self._deliver()
@@ -241,6 +244,24 @@ class Trainer:
             self.run.note_time({"cycle": cycle, **parts})
             self._save_if_due()
         self.reporter.finish()
+
+    def _fit_features(self) -> None:
+        """The one cycle of a method in closed form. Every process does the same."""
+        self._stop_if_asked()
+        kept = np.sort(np.concatenate(self.planner.source_pools))
+        self.reporter.start("fitting", 1)
+        with evaluating(self.method, TARGET):
+            source, target = (
+                torch.cat(
+                    [self.network.features(batch) for batch in self.views.test_batches(domain, images, self.eval_batch)]
+                )
+                for domain, images in ((SOURCE, kept), (TARGET, np.arange(len(self.views.target))))
+            )
+            self.method.fit_features(source.cpu(), torch.from_numpy(self.source_labels[kept]), target.cpu())
+        self.reporter.advance(1)
+        self.reporter.finish()
+        self.position.cycle = 1
+        self._end_cycle()
 
     def _end_cycle(self) -> None:
         cycle = self.position.cycle
@@ -545,7 +566,7 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """Before anything is written that others build on."""
-        weights = [tensor for tensor in self.method.state_dict().values() if tensor.is_floating_point()]
+        weights = [w for w in self.method.state_dict().values() if w.is_floating_point() and w.numel() > 0]
         if not bool(get_total_norm(weights, norm_type=math.inf).isfinite()):
             raise RunFailed(self._ruined("the model's weights are"))
 

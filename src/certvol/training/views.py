@@ -1,6 +1,7 @@
 """Batches of normalised images on the training device, from the decoded ones of both domains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,22 @@ from certvol.nn.backbones import BackboneInfo
 from certvol.nn.norm import SOURCE
 
 Indices = NDArray[np.int64]
+
+
+class Batches(Protocol):
+    """What training asks of either kind of views: of images, or of features extracted before."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def source(self) -> Sized: ...
+    @property
+    def target(self) -> Sized: ...
+    def training_batch(
+        self, whole_N: Indices, num_source: int, rows: Indices, own_source: int, generator: torch.Generator
+    ) -> Tensor: ...
+    def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor: ...
+    def test_batches(self, domain: int, images_N: Indices, batch_size: int) -> Iterator[Tensor]: ...
 
 
 class Views:

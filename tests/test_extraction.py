@@ -1,0 +1,91 @@
+"""Features of several views of each image, whatever folders the images lie in."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from certvol import extraction
+from certvol.config import AugmentConfig, DataConfig
+from certvol.data.augment import cache_size, test_view
+from certvol.data.domains import open_source, open_target
+from certvol.extraction import extract_features
+from certvol.nn.backbones import create_backbone
+from images import write_domain
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    return DataConfig(cache_dir=str(tmp_path / "cache"))
+
+
+def backbone() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return create_backbone("small_cnn", None, 8)[0]
+
+
+INFO = create_backbone("small_cnn", None, 8)[1]
+SIZE = cache_size(8)
+
+
+def test_the_first_view_is_the_test_view_and_the_others_differ(tmp_path: Path, data: DataConfig) -> None:
+    images = open_target(write_domain(tmp_path / "a"), SIZE, data)
+    module = backbone()
+    features, rows = extract_features(module, INFO, images, 3, AugmentConfig(), data, CPU)
+    assert features.shape == (36, 3, INFO.dim)
+    pixels = torch.from_numpy(images.pixels[images.rows])
+    with torch.inference_mode():
+        expected = module.eval()(test_view(pixels, 8, INFO.mean, INFO.std))
+    assert torch.allclose(torch.from_numpy(features[rows, 0]), expected, atol=1e-5)
+    assert (np.abs(features[:, 1] - features[:, 0]).max(axis=1) > 1e-4).mean() > 0.9
+    assert (np.abs(features[:, 2] - features[:, 1]).max(axis=1) > 1e-4).mean() > 0.9
+
+
+def test_source_and_target_of_any_layout_share_one_extraction(
+    tmp_path: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_domain(tmp_path / "a")
+    (tmp_path / "flat").mkdir()
+    for number, file in enumerate(sorted(folder.rglob("*.png"), reverse=True)):
+        shutil.copy(file, tmp_path / "flat" / f"{number}.png")
+    module = backbone()
+    forward, calls = extraction._forward, []
+    monkeypatch.setattr(extraction, "_forward", lambda *a: (calls.append(1), forward(*a))[1])
+    source, target, flat = (
+        open_source(folder, SIZE, data),
+        open_target(folder, SIZE, data),
+        open_target(tmp_path / "flat", SIZE, data),
+    )
+    found = {}
+    for name, images in (("source", source), ("target", target), ("flat", flat)):
+        features, rows = extract_features(module, INFO, images, 2, AugmentConfig(), data, CPU)
+        found[name] = {images.hashes[i].tobytes(): features[rows[i]].tobytes() for i in range(len(images))}
+    assert found["source"] == found["target"] == found["flat"]
+    assert len(calls) == 2  # two views of one chunk, once
+
+
+def test_other_weights_views_or_augmentation_are_other_features(tmp_path: Path, data: DataConfig) -> None:
+    images = open_target(write_domain(tmp_path / "a", per_class=2), SIZE, data)
+    module, augment = backbone(), AugmentConfig()
+    plain = np.array(extract_features(module, INFO, images, 2, augment, data, CPU)[0])
+    jittered = extract_features(module, INFO, images, 2, replace(augment, jitter=0.9), data, CPU)[0]
+    assert np.array_equal(plain[:, 0], jittered[:, 0])
+    assert not np.array_equal(plain[:, 1], jittered[:, 1])
+    assert extract_features(module, INFO, images, 2, replace(augment, enabled=False), data, CPU)[0].shape[1] == 1
+    with torch.no_grad():
+        next(module.parameters()).add_(0.5)
+    assert not np.array_equal(plain, extract_features(module, INFO, images, 2, augment, data, CPU)[0])
+
+
+def test_an_extraction_leaves_the_module_as_it_was(tmp_path: Path, data: DataConfig) -> None:
+    images = open_target(write_domain(tmp_path / "a", per_class=2), SIZE, data)
+    module = backbone().train()
+    before = extraction.weights_digest(module)
+    extract_features(module, INFO, images, 2, AugmentConfig(), data, CPU)
+    assert module.training
+    assert extraction.weights_digest(module) == before

@@ -1,0 +1,204 @@
+"""The estimators: scikit-learn's rules, both ways to give a target, and what makes them certvol's."""
+
+import io
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from certvol.sklearn import EXPECTED_FAILED_CHECKS, BasicClassifier, CORALClassifier, CVPClassifier, JDAClassifier
+
+ESTIMATORS = [CVPClassifier, BasicClassifier, CORALClassifier, JDAClassifier]
+QUICK: dict[str, Any] = {"pretrain_steps": 40, "cycles": 3, "cycle_steps": 5, "batch_size": 32, "random_state": 0}
+
+
+def quick(cls: type, **changed: Any) -> Any:
+    names = cls().get_params()
+    return cls(**{name: value for name, value in {**QUICK, **changed}.items() if name in names})
+
+
+def domains(seed: int = 0, per_class: int = 40, dim: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Three classes; the target is moved and stretched."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(3, dim)) * 2
+    labels = np.repeat(np.arange(3), per_class)
+    source = centres[labels] + rng.normal(size=(len(labels), dim))
+    target = (centres[labels] + rng.normal(size=(len(labels), dim))) * rng.uniform(0.5, 1.5, dim) + rng.normal(
+        size=dim
+    ) * 2
+    return source, labels, target, labels
+
+
+SOURCE, LABELS, TARGET, TRUE = domains()
+X = np.concatenate([SOURCE, TARGET])
+Y = np.concatenate([LABELS, np.full(len(TARGET), -1)])
+
+
+def states(estimator: Any) -> list[Any]:
+    return [value for name, value in sorted(vars(estimator).items()) if name.endswith("_")]
+
+
+def alike(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(alike(first[name], second[name]) for name in first)
+    return bool(np.array_equal(first, second))
+
+
+@pytest.mark.parametrize("cls", [CORALClassifier, JDAClassifier])
+def test_scikit_learns_own_checks(cls: type) -> None:
+    check_estimator(cls(), expected_failed_checks=EXPECTED_FAILED_CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [CVPClassifier, BasicClassifier])
+def test_scikit_learns_own_checks_of_the_trained_ones(cls: type) -> None:
+    check_estimator(cls(), expected_failed_checks=EXPECTED_FAILED_CHECKS)
+
+
+def test_each_check_that_may_fail_has_its_reason() -> None:
+    assert len(EXPECTED_FAILED_CHECKS) == 1
+    assert all(len(reason) > 40 for reason in EXPECTED_FAILED_CHECKS.values())
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_a_target_marked_by_minus_one_or_given_apart_is_the_same(cls: type) -> None:
+    marked = quick(cls).fit(X, Y)
+    apart = quick(cls).fit(SOURCE, LABELS, X_target=TARGET)
+    both = quick(cls).fit(X[: len(SOURCE) + 50], Y[: len(SOURCE) + 50], X_target=TARGET[50:])
+    for other in (apart, both):
+        assert all(alike(a, b) for a, b in zip(states(marked), states(other), strict=True))
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_the_order_of_the_target_does_not_matter(cls: type) -> None:
+    order = np.random.default_rng(3).permutation(len(TARGET))
+    first, second = (quick(cls).fit(SOURCE, LABELS, X_target=rows) for rows in (TARGET, TARGET[order]))
+    assert np.allclose(first.predict_proba(X), second.predict_proba(X), atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_adaptation_helps_on_a_target_that_was_moved(cls: type) -> None:
+    adapted = quick(cls, standardize="domain", cycles=10, pretrain_steps=100).fit(X, Y)
+    alone = quick(cls, pretrain_steps=100).fit(SOURCE, LABELS)
+    assert adapted.score(TARGET, TRUE) > alone.score(TARGET, TRUE) + 0.05
+    assert adapted.score(TARGET, TRUE) > 0.85
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_labels_that_are_names(cls: type) -> None:
+    names = np.array(["ant", "bee", "cat"])
+    by_number = quick(cls).fit(X, Y)
+    apart = quick(cls).fit(SOURCE, names[LABELS], X_target=TARGET)
+    mixed = np.array([*names[LABELS], *[-1] * len(TARGET)], dtype=object)
+    for model in (apart, quick(cls).fit(X, mixed), quick(cls).fit(X, mixed.astype(str))):
+        assert list(model.classes_) == list(names)
+        assert np.array_equal(model.predict(TARGET), names[by_number.predict(TARGET)])
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_the_same_seed_gives_the_same_model_and_nobody_elses_random_numbers_are_touched(cls: type) -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002 (the global state is what must not change)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first = quick(cls).fit(X, Y)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    torch.manual_seed(6)
+    second = quick(cls).fit(X, Y)
+    assert all(alike(a, b) for a, b in zip(states(first), states(second), strict=True))
+    if "cycles" in first.get_params():
+        assert not np.array_equal(first.predict_proba(X), quick(cls, random_state=1).fit(X, Y).predict_proba(X))
+
+
+def test_certainty_is_larger_where_the_model_is_right() -> None:
+    model = quick(CVPClassifier, standardize="domain", pretrain_steps=100, cycles=10).fit(X, Y)
+    sigma = model.certainty(TARGET)
+    assert sigma.shape == (len(TARGET),)
+    assert (sigma > 0).all()
+    right = model.predict(TARGET) == TRUE
+    if (~right).any():
+        assert sigma[right].mean() > sigma[~right].mean()
+    far = model.certainty(TARGET[:5])
+    assert np.allclose(far, sigma[:5])
+    with pytest.raises(AttributeError):
+        BasicClassifier().certainty(TARGET)
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_pipelines_grids_and_clones(cls: type) -> None:
+    pipeline = make_pipeline(StandardScaler(), quick(cls))
+    assert pipeline.fit(X, Y).predict(TARGET).shape == (len(TARGET),)
+    grid = GridSearchCV(quick(cls), {"standardize": ["joint", "domain"]}, cv=2)
+    grid.fit(SOURCE, LABELS, X_target=None)
+    assert grid.best_params_["standardize"] in ("joint", "domain")
+    copied = clone(quick(cls, standardize="domain"))
+    assert copied.get_params() == quick(cls, standardize="domain").get_params()
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_a_saved_estimator_predicts_the_same_and_holds_no_tensors(cls: type) -> None:
+    model = quick(cls).fit(X, Y)
+    file = io.BytesIO()
+    joblib.dump(model, file)
+    file.seek(0)
+    assert np.array_equal(joblib.load(file).predict_proba(TARGET), model.predict_proba(TARGET))
+    assert b"torch" not in pickle.dumps(model)
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_what_cannot_be_fitted_is_refused_in_words(cls: type) -> None:
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        quick(cls).fit(sparse.csr_matrix(X), Y)
+    with pytest.raises(ValueError, match="NaN"):
+        quick(cls).fit(np.where(X[0, 0] == X, np.nan, X), Y)
+    with pytest.raises(ValueError, match="NaN"):
+        quick(cls).fit(SOURCE, LABELS, X_target=np.full((3, 8), np.nan))
+    with pytest.raises(ValueError, match="features"):
+        quick(cls).fit(SOURCE, LABELS, X_target=np.zeros((3, 7)))
+    with pytest.raises(ValueError, match="at least 2 classes"):
+        quick(cls).fit(X, np.where(Y == 0, 0, -1))
+    with pytest.raises(ValueError, match="standardize"):
+        quick(cls, standardize="both").fit(X, Y)
+
+
+@pytest.mark.parametrize("setting", ["num_samples", "batch_size", "cycle_steps"])
+def test_settings_of_no_use_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=f"`{setting}` should be above 0"):
+        quick(CVPClassifier, **{setting: 0}).fit(X, Y)
+
+
+def test_features_of_any_scale_train(recwarn: pytest.WarningsRecorder) -> None:
+    for scale in (1e-6, 1e6):
+        model = quick(CVPClassifier, standardize=None, learning_rate=None, pretrain_steps=60).fit(
+            SOURCE * scale, LABELS
+        )
+        assert np.isfinite(model.predict_proba(SOURCE * scale)).all()
+    assert quick(CVPClassifier, pretrain_steps=100).fit(SOURCE * 1e6, LABELS).score(SOURCE * 1e6, LABELS) > 0.9
+
+
+def test_a_collapse_keeps_the_pretrained_model_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from certvol.training import tensor_loop
+
+    monkeypatch.setattr(tensor_loop, "signs_of_collapse", lambda *a: ["all in one class"])
+    with pytest.warns(UserWarning, match=r"collapsed \(all in one class\)"):
+        model = quick(CVPClassifier).fit(X, Y)
+    assert model.collapsed_
+    plain = quick(CVPClassifier, cycles=0).fit(X, Y)
+    assert alike(model.weights_, plain.weights_)
+
+
+def test_importing_the_estimators_imports_no_vision_packages() -> None:
+    code = "import sys, certvol.sklearn; print([m for m in ('timm', 'torchvision', 'PIL.JpegImagePlugin') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
