@@ -212,3 +212,10 @@ def test_a_place_that_is_no_folder_is_refused_before_any_work(
     assert "cannot use" in refused(capsys, *words, "--rejected-dir", str(tmp_path / "file"))
     assert not (tmp_path / "p.csv").exists()
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208
+
+
+def test_rejected_images_may_not_lie_among_those_predicted(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UserError, match="lies inside"):
+        rejection.check_folder(tmp_path / "images" / "look", [str(tmp_path / "images")])
+    rejection.check_folder(tmp_path / "look", [str(tmp_path / "images")])

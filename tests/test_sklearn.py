@@ -202,3 +202,20 @@ def test_importing_the_estimators_imports_no_vision_packages() -> None:
     code = "import sys, certvol.sklearn; print([m for m in ('timm', 'torchvision', 'PIL.JpegImagePlugin') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_training_that_diverges_says_so() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 4)), np.arange(30) % 3
+    with pytest.raises(ValueError, match="diverged"):
+        CVPClassifier(pretrain_steps=20, cycles=1, cycle_steps=2, learning_rate=1e9, random_state=0).fit(X, y)
+
+
+def test_the_order_of_the_target_rows_does_not_matter() -> None:
+    rng = np.random.default_rng(0)
+    X, y, target = rng.normal(size=(30, 4)), np.arange(30) % 3, rng.normal(size=(20, 4)) + 1
+    found = [
+        CORALClassifier(random_state=0).fit(X, y, X_target=rows).predict_proba(target)
+        for rows in (target, target[::-1])
+    ]
+    assert np.array_equal(*found)

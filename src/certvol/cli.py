@@ -578,7 +578,7 @@ def _predict(options: argparse.Namespace) -> int:
     if options.coverage is not None:
         threshold = rejection.target_threshold(options.run, measure, options.coverage)
     if options.rejected_dir is not None:
-        rejection.check_folder(Path(options.rejected_dir))
+        rejection.check_folder(Path(options.rejected_dir), options.images)
     readable: list[str] = []
     failures: list[tuple[str, str]] = []
     if measure in rejection.IN_PREDICTIONS:

@@ -56,6 +56,10 @@ def evaluate(
     if true_N is None:
         raise UserError(_lacks_labels(images, data, model.classes))
     strangers = None if unknown is None else _open(unknown, model, reporter)
+    if strangers is not None and unknown is not None and target_labels(strangers, unknown, model.classes) is not None:
+        reporter.warn(
+            f"{unknown} has folders named like the run's classes: --unknown should hold images of other classes"
+        )
     pretrained = load(run, device, "pretrained")
     before = run_batches(pretrained.method, _test_batches(images, pretrained), SOURCE)
     picked_K = analysis.oscillation_images(true_N, config.training.seed) if oscillation else None

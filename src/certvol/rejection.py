@@ -77,8 +77,14 @@ def in_words(measure: str, threshold: float) -> str:
     return f"{measure} {'below' if MEASURES[measure].more_is_certain else 'above'} {threshold:.4g}"
 
 
-def check_folder(folder: Path) -> None:
-    """Before any work: images of two goes in one folder would be taken for one order of certainty."""
+def check_folder(folder: Path, inputs: Sequence[str] = ()) -> None:
+    """Before any work: images of two goes in one folder would be taken for one order of certainty. `inputs`: the images given."""
+    place = folder.absolute()
+    for given in inputs:
+        if Path(given).is_dir() and place.is_relative_to(Path(given).absolute()):
+            raise UserError(
+                f"{folder} lies inside {given}, where copies would be taken for images to predict; give another --rejected-dir"
+            )
     try:
         if folder.exists() and next(folder.iterdir(), None) is not None:
             raise UserError(f"{folder} is not empty; give a new folder as --rejected-dir")

@@ -61,9 +61,9 @@ class _TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             given_TD = validate_data(self, X_target, dtype=np.float64, reset=False)
             target_TD = np.concatenate([target_TD, given_TD])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        source_SD, target_TD = self._standardised(X[~unlabelled_N], target_TD)
         # In an order that comes from their content: the target's rows in any order give the same model.
         target_TD = target_TD[np.lexsort(target_TD.T[::-1])] if len(target_TD) else target_TD
+        source_SD, target_TD = self._standardised(X[~unlabelled_N], target_TD)
         self._fit(source_SD, np.asarray(labels_S, dtype=np.int64), target_TD, seed)
         return self
 

@@ -1,5 +1,6 @@
 """Files of features: what is written is read back, in an order of content, without labels for the target."""
 
+import contextlib
 import inspect
 from pathlib import Path
 
@@ -135,3 +136,27 @@ def test_a_feature_file_is_known_by_its_name(tmp_path: Path) -> None:
     assert is_feature_file(tmp_path / "F.NPZ")
     assert not is_feature_file(tmp_path / "folder.npz")
     assert not is_feature_file("images")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_archive_is_told_in_a_sentence(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    np.savez_compressed(tmp_path / "whole.npz", features=rng.normal(size=(40, 6)), labels=np.arange(40) % 3)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    for number in range(25):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), 3):
+            data[place] = rng.integers(0, 256)
+        damaged = tmp_path / f"{number}.npz"
+        damaged.write_bytes(bytes(data))
+        with contextlib.suppress(UserError):  # nothing else may come out
+            open_source_features(damaged)
+
+
+def test_a_scalar_and_the_label_of_unlabelled_rows_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "scalar.npz", features=np.float32(3), labels=np.array([1]))
+    with pytest.raises(UserError, match="rows x D"):
+        open_source_features(tmp_path / "scalar.npz")
+    np.savez(tmp_path / "mixed.npz", features=np.ones((3, 2)), labels=np.array([-1, 0, 1]))
+    with pytest.raises(UserError, match="label -1"):
+        open_source_features(tmp_path / "mixed.npz")

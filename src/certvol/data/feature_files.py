@@ -71,6 +71,10 @@ def open_source_features(path: str | os.PathLike[str]) -> SourceFeatures:
     if names is None:
         raise UserError(f"the features in {shown} have no labels; the source needs an array `labels`, one per row")
     classes = sorted(set(names))
+    if "-1" in classes:
+        raise UserError(
+            f"{shown} has rows with the label -1, which marks unlabelled ones: give those as the target instead"
+        )
     if len(classes) < 2:
         raise UserError(f"{shown} holds one class only ({name_some(classes)}); adaptation needs at least two")
     number = {name: i for i, name in enumerate(classes)}
@@ -93,7 +97,7 @@ def read_labels(path: str | os.PathLike[str]) -> list[str] | None:
     with _opened(Path(path)) as file:
         if "labels" not in file.files:
             return None
-        labels, rows = _array(file, "labels", path), len(_array(file, "features", path))
+        labels, rows = _array(file, "labels", path), len(np.atleast_1d(_array(file, "features", path)))
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS" or len(labels) != rows:
         raise UserError(
             f"`labels` in {printable(str(path))} should be one name or whole number per row ({rows}), found "
@@ -155,7 +159,7 @@ def _opened(path: Path) -> Any:
         raise UserError(f"there is no file {shown}") from None
     except OSError as error:
         raise UserError(f"cannot read {shown}: {reason_of(error)}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, IndexError, RuntimeError, zipfile.BadZipFile) as error:
         raise UserError(f"{shown} is damaged or no .npz file of arrays ({reason_of(error)})") from None
     if not hasattr(found, "files"):
         raise UserError(
@@ -173,14 +177,15 @@ def _array(file: Any, name: str, path: str | os.PathLike[str]) -> npt.NDArray[An
         return np.asarray(file[name])
     except MemoryError:
         raise UserError(f"`{name}` in {shown} does not fit into memory") from None
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        raise UserError(f"`{name}` in {shown} cannot be read: {str(error).splitlines()[0][:200]}") from None
+    except Exception as error:  # an archive can be broken in any way: its own errors, zlib's, lzma's, numpy's
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(f"`{name}` in {shown} cannot be read: {reason}") from None
 
 
 def _read_features(path: Path) -> tuple[npt.NDArray[np.float32], list[str], str]:
     shown = printable(str(path))
     with _opened(path) as file:
-        features = _array(file, "features", path)
+        features = np.atleast_1d(_array(file, "features", path))
         paths = _array(file, "paths", path) if "paths" in file.files else np.arange(len(features))
         about = str(_array(file, "about", path)) if "about" in file.files else ""
     if features.ndim not in (2, 3) or features.dtype.kind not in "fiu" or 0 in features.shape:

@@ -186,6 +186,7 @@ def _pictures(
             f"The target images are not where they were ({place}), so there are no thumbnails. "
             "`certvol report RUN --target FOLDER` says where they are now."
         )
+        reporter.warn(notes[-1])
         return None
     pictured = _pictured(len(order_N))
     if len(pictured) < len(order_N):
@@ -195,6 +196,11 @@ def _pictures(
         )
     most = number(record.settings.get("data.max_megapixels")) or DataConfig().max_megapixels
     made = make_thumbnails(root, [images.paths[order_N[i]] for i in pictured], most, budget, reporter)
+    if target is not None and made.missing == len(pictured):
+        raise UserError(
+            f"none of the run's images, such as {printable(images.paths[0])}, lies in {printable(str(target))}; --target should "
+            "be the folder that was given to `certvol adapt`"
+        )
     if made.missing:
         notes.append(f"{made.missing:,} of {len(pictured):,} images could not be read and show a placeholder.")
     return made
@@ -355,9 +361,25 @@ def comparison_page(records: Sequence[Record]) -> str:
         "figures": drawn,
         "differing": differing,
         "labelled": any(record.metrics is not None for record in records),
-        "notes": [f"{name}: {note}" for record, name in zip(records, names, strict=True) for note in record.notes],
+        "notes": [
+            *_unlike(records, names),
+            *(f"{name}: {note}" for record, name in zip(records, names, strict=True) for note in record.notes),
+        ],
     }
     return _render("comparison.html", context, {"figures": [_figure_data(figure) for figure in drawn.values()]}, [])
+
+
+def _unlike(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    """What keeps runs from being compared."""
+    notes = []
+    if len({str(record.target) for record in records}) > 1:
+        notes.append(
+            "These runs have different targets: their figures are of different images, and do not compare methods."
+        )
+    without = [name for record, name in zip(records, names, strict=True) if record.metrics is None]
+    if without and len(without) < len(records):
+        notes.append(f"Without labels of the target, and so without accuracies: {', '.join(without)}.")
+    return notes
 
 
 def run_names(records: Sequence[Record]) -> list[str]:

@@ -51,6 +51,8 @@ def fit_views(
         for step in range(steps):
             stepper.step(plan, step, step, step / steps, False, pretraining_rate(settings))
         method.eval()
+        if not all(bool(tensor.isfinite().all()) for tensor in method.state_dict().values()):
+            raise ValueError("training diverged: lower `learning_rate` or raise `batch_size`")
         if len(views.target) == 0 or settings.cycles == 0:
             return False
         pretrained = {name: tensor.clone() for name, tensor in method.state_dict().items()}
@@ -85,8 +87,8 @@ def _went_back(
 ) -> bool:
     guard = GuardConfig()
     after_NC = _target_probabilities(method, views, seed)
-    scores, start = (label_free_scores(p, before_NC, None) for p in (after_NC, before_NC))
     if np.isfinite(after_NC).all():
+        scores, start = (label_free_scores(p, before_NC, None) for p in (after_NC, before_NC))
         signs = signs_of_collapse(scores, start, guard.spread, guard.source_accuracy)
     else:
         signs = ["predictions are no longer finite"]
