@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from certvol import analysis
-from certvol.acceleration import prepare
+from certvol.acceleration import prepare, uses_bf16
 from certvol.config import Config
 from certvol.errors import RunFailed, UserError
 from certvol.evaluation import target_labels
@@ -26,6 +26,7 @@ from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, write_text
 from certvol.training.checkpoint import load_into, read_tensors, write_tensors
 from certvol.training.distributed import Team
+from certvol.training.memory import largest_batch
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
 from certvol.training.schedule import steps_per_cycle
@@ -88,10 +89,12 @@ class Job:
             return self._run_to_end()
         except torch.OutOfMemoryError:
             training = self.config.training
-            raise RunFailed(
-                f"the GPU ran out of memory with `training.batch_size {training.batch_size}`: try {training.batch_size // 2}, "
-                f"or a lower `data.device_share` (now {self.config.data.device_share:g}) so that images stay in RAM"
-            ) from None
+        fits = largest_batch(self.method, uses_bf16(training, self.device), self.device)
+        about = "not even a few images fit beside the model" if fits is None else f"about {fits} would fit"
+        raise RunFailed(
+            f"the GPU ran out of memory with `training.batch_size {training.batch_size}`: {about}; set `--training.batch_size`, "
+            f"or a lower `data.device_share` (now {self.config.data.device_share:g}) so that images stay in RAM"
+        )
 
     def _run_to_end(self) -> Run:
         started = time.monotonic()
@@ -128,7 +131,8 @@ class Job:
         # Training has ended: only now does a run look for target labels, there where all folders are named like source classes.
         true_N = target_labels(self.target, str(config.data.target), self.source.classes)
         seen = self._measure(trainer, outputs, true_N)
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        if self.team.main or true_N is not None:
+            load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         metrics = self._metrics(trainer, outputs, delivery, true_N)
         pretrained_KD = self._pretrained_features(trainer, seen.shown_K)
         if self.team.main:

@@ -4,7 +4,7 @@
 rejection) first turns them by `certainty`, so that more is more certain for every one, as in the paper's figure 3c.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,9 +27,9 @@ MEASURES = {
     "probability": Measure("largest probability"),
     "entropy": Measure("entropy of the probabilities", more_is_certain=False),
     "sigma": Measure("certainty volume (sigma)"),
-    "loss": Measure("largest logit (L)"),
-    "loss_gt": Measure("logit of the true class (L_GT)", needs_labels=True),
-    "loss_diff": Measure("difference of the two largest logits (L_diff)"),
+    "logit": Measure("largest logit (L)"),
+    "logit_gt": Measure("logit of the true class (L_GT)", needs_labels=True),
+    "logit_diff": Measure("difference of the two largest logits (L_diff)"),
     "mcd_mu": Measure("mean of MC-dropout (MCD_mu)"),
     "mcd_sigma": Measure("deviation of MC-dropout (MCD_sigma)", more_is_certain=False),
 }
@@ -101,14 +101,19 @@ def mc_dropout(features_ND: Tensor, layers: Layers, masks: Masks) -> MCDropout:
     `layers`: weight and bias of each linear layer in order: one, or two with a ReLU between. Memory is that of one pass,
     however many there are.
     """
-    sum_NC = squares_NC = torch.zeros((), device=features_ND.device, dtype=torch.float64)
-    for probabilities_NC in _passes(features_ND, layers, masks):
-        sum_NC = sum_NC + probabilities_NC
-        squares_NC = squares_NC + probabilities_NC.square()
-    passes = len(masks.inputs_PD)
-    mean_NC = sum_NC / passes
+    return mean_and_deviation(_passes(features_ND, layers, masks))
+
+
+def mean_and_deviation(passes: Iterable[Tensor]) -> MCDropout:
+    """Over passes of N x C probabilities in float64, one at a time: of the class whose mean is largest."""
+    count, sum_NC, squares_NC = 0, torch.zeros(()), torch.zeros(())
+    for probabilities_NC in passes:
+        sum_NC = probabilities_NC if count == 0 else sum_NC + probabilities_NC
+        squares_NC = probabilities_NC.square() if count == 0 else squares_NC + probabilities_NC.square()
+        count += 1
+    mean_NC = sum_NC / count
     mean_N, winner_N = mean_NC.max(dim=1)
-    square_N = (squares_NC / passes).gather(1, winner_N[:, None]).squeeze(1)
+    square_N = (squares_NC / count).gather(1, winner_N[:, None]).squeeze(1)
     # In float64: the difference of two close numbers would be rounding in float32.
     deviation_N = (square_N - mean_N.square()).clamp_min(0).sqrt()
     return MCDropout(mean_N.float(), deviation_N.float())

@@ -250,7 +250,7 @@ def test_a_method_is_measured_and_exported_by_its_own_logits(name: str) -> None:
         exported_NC = Exported(method)(pixels_NHW3)[0]
     measured = measure(method, [images_NCHW], TARGET, TrainingConfig(mc_passes=40))
     assert measured.predicted_N.tolist() == logits_NC.argmax(dim=1).tolist()
-    assert measured.values["loss"] == pytest.approx(logits_NC.amax(dim=1).numpy(), abs=1e-5)
+    assert measured.values["logit"] == pytest.approx(logits_NC.amax(dim=1).numpy(), abs=1e-5)
     assert exported_NC.numpy() == pytest.approx(logits_NC.numpy(), abs=1e-4)
     assert (measured.values["mcd_mu"] >= 1 / CLASSES - 1e-6).all()
     assert (measured.values["mcd_mu"] <= 1).all()
