@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test check chaos setup setup-dev lint clean
+.PHONY: demo test check chaos browser setup setup-dev lint clean
 
 demo: setup
 	$(BIN)/certvol demo --out demo --seed 0
 
 test: export OMP_NUM_THREADS = 1
-test: lint
+test: export CERTVOL_SCREENSHOTS ?= $(CURDIR)/build/screenshots
+test: lint browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: export OMP_NUM_THREADS = 1
@@ -19,6 +20,12 @@ check: lint
 # A quarter of an hour: 100 kills, each run compared byte for byte with one that nobody disturbed.
 chaos: setup-dev
 	$(BIN)/python tests/chaos/driver.py --kills 100 --seed 0 --out docs/reliability.md
+
+# The report is tested in a real browser. Where none can be installed, those tests are skipped and say so.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
+	  apt-get install -y --no-install-recommends chromium || { apt-get update && apt-get install -y --no-install-recommends chromium; }; \
+	} >/dev/null 2>&1; } || echo "no chromium, and no right to install it: the browser tests will be skipped"
 
 lint: setup-dev
 	$(BIN)/ruff check .

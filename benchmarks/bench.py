@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from certvol import acceleration
 from certvol.api import resolve_settings
 from certvol.config import Config
 from certvol.methods.protocol import AdaptationMethod
 from certvol.model import create_method
 from certvol.nn.network import seeded_backbone
-from certvol.training import trainer
 from certvol.training.views import Views
 
 Figures = dict[str, Any]
@@ -92,6 +92,7 @@ class Bench:
             "training.cycles": s.cycles,
             "training.cycle_steps": s.cycle_steps,
             "training.pretrain_steps": s.cycle_steps,
+            "training.compile": "always" if self.device.type == "cuda" else "never",  # auto does not for so few steps
             "guard.action": "warn",  # from random weights a run may well collapse, and is to go on
         }
         return resolve_settings(settings={**ours, **VARIANTS[variant], **self.settings, **changed})
@@ -99,21 +100,15 @@ class Bench:
     def method(self, config: Config, num_classes: int) -> AdaptationMethod:
         """On the device, laid out and compiled as `certvol.adapt` does it."""
         backbone, info = seeded_backbone(config.model, config.data.image_size, config.training.seed)
-        method = create_method(config, backbone, info, num_classes).to(self.device)
-        if self.device.type == "cuda":
-            method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.training.compile:
-            method.network.compile_backbone()
-        return method
+        method = create_method(config, backbone, info, num_classes)
+        return acceleration.prepare(method, config.training, self.device, steps=0)
 
     def bf16(self, config: Config) -> bool:
-        """As the trainer decides it."""
-        automatic = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return config.training.precision == "bf16" or (config.training.precision == "auto" and automatic)
+        return acceleration.uses_bf16(config.training, self.device)
 
     @property
     def eval_batch(self) -> int:
-        return trainer.GPU_EVALUATION_BATCH if self.device.type == "cuda" else trainer.CPU_EVALUATION_BATCH
+        return acceleration.evaluation_batch(self.device)
 
     @cached_property
     def images(self) -> Path:

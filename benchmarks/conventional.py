@@ -152,7 +152,7 @@ class ConventionalLoop:
             rows=torch.arange(len(images_NCHW)),
             total=len(images_NCHW),
             generator=torch.Generator(self.device).manual_seed(index),
-            progress=progress,
+            progress=torch.full((), progress, device=self.device),
             adapting=True,
         )
         with self.method.network.rows_of(num_source=num_source), mixed_precision(self.device, self.bf16):

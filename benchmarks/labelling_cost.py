@@ -1,6 +1,7 @@
 """What labels on demand cost, simulated without a network: how many target images a cycle forwards."""
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -58,5 +59,7 @@ def _labels(target: int, rarest: float) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(few, np.int64), np.arange(target - few) % (TARGET_CLASSES - 1) + 1])
 
 
-def _label_chunk(labels_N: NDArray[np.int64], images: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-    return labels_N[images]
+def _label_chunk(
+    labels_N: NDArray[np.int64], images: NDArray[np.int64], number: int
+) -> Callable[[], NDArray[np.int64]]:
+    return lambda: labels_N[images]

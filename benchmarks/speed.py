@@ -96,15 +96,16 @@ def end_to_end(bench: Bench) -> Figures:
         certvol.adapt(bench.images, bench.images, out=run, **_sections(bench.config(name)))
         lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
         labelling = {line["cycle"]: line for line in lines if "labelled" in line and line["cycle"] > 0}
-        cycles = {
-            line["cycle"]: line["seconds"] for line in lines if "labelled" not in line and line.get("cycle", 0) > 0
-        }
+        ended = {line["cycle"]: line for line in lines if "looking" in line and line["cycle"] > 0}
+        cycles = {cycle: line["seconds"] for cycle, line in ended.items()}
         with_labelling = trained / statistics.median(cycles.values())
         without = trained / statistics.median(cycles[c] - labelling[c]["seconds"] for c in cycles)
         labelled, took = (sum(line[key] for line in labelling.values()) for key in ("labelled", "seconds"))
         found[name] = {
             "images_per_second": with_labelling,
             "images_per_second_without_labelling": without,
+            "looking_seconds_per_cycle": statistics.median(line["looking"] for line in ended.values()),
+            "training_seconds_per_cycle": statistics.median(line["training"] for line in ended.values()),
             "labelled_per_cycle": labelled / len(labelling),
             "labelled_per_second": labelled / took,
             "target_images": len(scan(bench.images).paths),
@@ -123,12 +124,22 @@ def end_to_end(bench: Bench) -> Figures:
             percent(f.get("to_ceiling")),
             f"{f['labelled_per_cycle']:,.0f} of {f['target_images']:,}",
             f"{f['labelled_per_second']:,.0f}",
+            f"{1000 * f['looking_seconds_per_cycle']:,.0f}",
         ]
         for name, f in found.items()
     ]
     print_table(
         f"real training, median over {bench.sizes.cycles - 1} cycles of {bench.sizes.cycle_steps} steps",
-        ["method", "images/s less labelling", "% of ceiling", "images/s", "% of ceiling", "labelled", "labelled/s"],
+        [
+            "method",
+            "images/s less labelling",
+            "% of ceiling",
+            "images/s",
+            "% of ceiling",
+            "labelled",
+            "labelled/s",
+            "look, ms",
+        ],
         rows,
     )
     return found
@@ -216,7 +227,7 @@ def conventional(bench: Bench) -> Figures:
     target = [files[i % len(files)] for i in range(bench.sizes.conventional_target)]
     found: Figures = {"target_images": len(target), "cycle_steps": bench.sizes.cycle_steps}
     for name in TRAINED:
-        config = bench.config(name, **{"training.compile": False})
+        config = bench.config(name, **{"training.compile": "never"})
         method = bench.method(config, len(classes))
         loop = ConventionalLoop(
             files, labels_N[labels_N >= 0], target, method, config, bench.device, bench.bf16(config)
@@ -306,9 +317,6 @@ def main() -> int:
     except CertvolError as error:
         print(f"speed.py: {error}", file=sys.stderr)
         return 2
-    if device.type == "cuda":  # as `certvol.adapt` sets it
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
     given = {name: value for name in ("backbone", "image_size") if (value := getattr(options, name)) is not None}
     sizes = replace(SMALL if options.small else Sizes(), **given)
     about = describe_environment(device)

@@ -53,6 +53,286 @@ def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_po
     return changes / num_points, differing / num_points
 
 
+def soft_neighbourhood_density(p: list[list[float]], temperature: float) -> float:
+    total = 0.0
+    for i, mine in enumerate(p):
+        near = []
+        for j, other in enumerate(p):
+            if i != j:
+                product = sum(a * b for a, b in zip(mine, other, strict=True))
+                near.append(product / math.hypot(*mine) / math.hypot(*other) / temperature)
+        whole = sum(math.exp(value) for value in near)
+        shares = [math.exp(value) / whole for value in near]
+        total -= sum(share * math.log(share) for share in shares)
+    return total / len(p)
+
+
+def class_correlation(p: list[list[float]]) -> float:
+    classes = range(len(p[0]))
+    together = [[sum(row[a] * row[b] for row in p) for b in classes] for a in classes]
+    return sum(together[c][c] for c in classes) / math.sqrt(sum(v * v for row in together for v in row))
+
+
+def nuclear_norm(p: list[list[float]]) -> float:
+    """By the eigenvalues of P'P, whose roots are P's singular values."""
+    matrix = torch.tensor(p, dtype=torch.float64)
+    return float(torch.linalg.eigvalsh(matrix.T @ matrix).clamp(min=0).sqrt().sum()) / len(p)
+
+
+def ensemble_agreement(candidates: list[list[list[float]]]) -> list[float]:
+    agreed = []
+    for candidate in candidates:
+        same = 0
+        for i, row in enumerate(candidate):
+            summed = [sum(other[i][c] for other in candidates) for c in range(len(row))]
+            same += row.index(max(row)) == summed.index(max(summed))
+        agreed.append(same / len(candidate))
+    return agreed
+
+
+def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None) -> float:
+    """Half the weighted mean of -log sigmoid(logit) over the source and half that of -log(1 - sigmoid(logit)) over the target."""
+    halves = []
+    for rows, sign in ((range(num_source), 1), (range(num_source, len(logits_N)), -1)):
+        weights = [1.0 if certainty_N is None else float(certainty_N[i]) for i in rows]
+        values = [math.log(1 + math.exp(-sign * float(logits_N[i]))) for i in rows]
+        halves.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+    return sum(halves) / 2
+
+
+def coral(source_ND: Tensor, target_ND: Tensor) -> float:
+    total, dim = 0.0, source_ND.shape[1]
+    for a in range(dim):
+        for b in range(dim):
+            entries = []
+            for rows in (source_ND, target_ND):
+                mean_a, mean_b = float(rows[:, a].mean()), float(rows[:, b].mean())
+                products = [(float(row[a]) - mean_a) * (float(row[b]) - mean_b) for row in rows]
+                entries.append(sum(products) / (len(rows) - 1))
+            total += (entries[0] - entries[1]) ** 2
+    return total / (4 * dim**2)
+
+
+def maximum_mean_discrepancy(source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...], biased: bool) -> float:
+    rows = [*source_ND, *target_ND]
+    squared = [[float(((a - b) ** 2).sum()) for b in rows] for a in rows]
+    pairs = [squared[i][j] for i in range(len(rows)) for j in range(len(rows)) if i != j]
+    mean = sum(pairs) / len(pairs)
+
+    def average(left: range, right: range) -> float:
+        values = [
+            sum(math.exp(-squared[i][j] / (2 * scale * mean)) for scale in scales)
+            for i in left
+            for j in right
+            if biased or i != j
+        ]
+        return sum(values) / len(values)
+
+    source, target = range(len(source_ND)), range(len(source_ND), len(rows))
+    return average(source, source) + average(target, target) - 2 * average(source, target)
+
+
+def class_confusion(logits_NC: Tensor, temperature: float) -> float:
+    rows, classes = logits_NC.tolist(), logits_NC.shape[1]
+    probabilities = []
+    for row in rows:
+        powers = [math.exp(value / temperature) for value in row]
+        probabilities.append([power / sum(powers) for power in powers])
+    weights = [1 + math.exp(sum(p * math.log(p) for p in row)) for row in probabilities]
+    weights = [weight * len(rows) / sum(weights) for weight in weights]
+    confusion = [
+        [sum(w * row[a] * row[b] for w, row in zip(weights, probabilities, strict=True)) for b in range(classes)]
+        for a in range(classes)
+    ]
+    return sum(
+        confusion[a][b] / sum(confusion[a]) for a in range(classes) for b in range(classes) if a != b
+    ) / classes  # fmt: skip
+
+
+def smoothed_cross_entropy(logits: list[float], label: int, smoothing: float) -> float:
+    total = math.log(sum(math.exp(value) for value in logits))
+    share = [1 - smoothing if k == label else smoothing / (len(logits) - 1) for k in range(len(logits))]
+    return sum(s * (total - value) for s, value in zip(share, logits, strict=True))
+
+
+def feature_alignment(feature: list[float], means: list[list[float]], q: list[float], double_softmax: bool) -> float:
+    """UFAL: cross-entropy between q and the softmax over minus the squared distances from the class means."""
+
+    def softmax(values: list[float]) -> list[float]:
+        powers = [math.exp(value - max(values)) for value in values]
+        return [power / sum(powers) for power in powers]
+
+    scores = softmax([-sum((f - m) ** 2 for f, m in zip(feature, mean, strict=True)) for mean in means])
+    return -sum(share * math.log(p) for share, p in zip(q, softmax(scores) if double_softmax else scores, strict=True))
+
+
+def draw_weight(r: list[float], label: int, mean: list[float], deviation: list[float]) -> float:
+    """UBR2S: (1 - DE) * SL."""
+    near = min(1.0, max(0.0, 1 - abs(r[label] - mean[label]) / (2 * deviation[label])))
+    exceeds = []
+    for k in range(len(r)):
+        if k != label:
+            z = (r[label] - mean[k]) / deviation[k]
+            exceeds.append(1 - 0.5 * (1 + math.erf(z / math.sqrt(2))))
+    return (1 - max(exceeds)) * near
+
+
+def class_discrepancy(source: list[Tensor], target: list[Tensor]) -> float:
+    """CAN: e(c1, c2) of the rows of a source class and of a target class, in one layer."""
+    rows = [*source, *target]
+    squared = [float(((a - b) ** 2).sum()) for a in rows for b in rows]
+    width = max(sum(squared) / (len(rows) * (len(rows) - 1)), 1e-5)
+
+    def kernel(a: Tensor, b: Tensor) -> float:
+        return sum(math.exp(-float(((a - b) ** 2).sum()) / (width * 2 ** (i - 2))) for i in range(5))
+
+    def average(left: list[Tensor], right: list[Tensor]) -> float:
+        return sum(kernel(a, b) for a in left for b in right) / (len(left) * len(right))
+
+    return average(source, source) + average(target, target) - 2 * average(source, target)
+
+
+def contrastive_discrepancy(
+    layers: list[tuple[Tensor, Tensor]],
+    source_labels: list[int],
+    target_labels: list[int],
+    num_classes: int,
+    over_all: bool,
+) -> float:
+    alike, unlike = [], []
+    for a in set(source_labels):
+        for b in set(target_labels):
+            e = sum(
+                class_discrepancy(
+                    [row for row, label in zip(source, source_labels, strict=True) if label == a],
+                    [row for row, label in zip(target, target_labels, strict=True) if label == b],
+                )
+                for source, target in layers
+            )
+            (alike if a == b else unlike).append(e)
+    if over_all:
+        return sum(alike) / num_classes - sum(unlike) / (num_classes * (num_classes - 1))
+    return sum(alike) / max(1, len(alike)) - sum(unlike) / max(1, len(unlike))
+
+
+def class_balance(probabilities_NC: Tensor, quirk: bool) -> float:
+    """Self-ensembling: C * mean over classes of BCE(mean probability, 1 / C)."""
+    classes = probabilities_NC.shape[1]
+    values = []
+    for k in range(classes):
+        q = sum(row[k] for row in probabilities_NC.tolist()) / len(probabilities_NC)
+        rest = math.log(1 + q) if quirk else math.log(1 - q)
+        values.append(-(math.log(q) / classes + (1 - 1 / classes) * rest))
+    return classes * sum(values) / classes
+
+
+def spherical_layer(x: Tensor, weight: Tensor, bias: Tensor, radius: float) -> Tensor:
+    """One row: logarithmic map at the north pole, linear layer, exponential map, ReLU on the sphere."""
+    pole = torch.zeros_like(x)
+    pole[-1] = radius
+    cosine = float(x @ pole) / float(x.norm() * pole.norm())
+    direction = x / x.norm() - cosine * pole / radius
+    tangent = radius * math.acos(cosine * (1 - 1e-4)) * (direction / direction.norm())[:-1]
+    moved = weight @ tangent + bias
+    angle = float(moved.norm()) / radius
+    wrapped = torch.cat([radius * math.sin(angle) * moved / moved.norm(), torch.tensor([radius * math.cos(angle)])])
+    return radius * wrapped.relu() / wrapped.relu().norm()
+
+
+def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> float:
+    total = 0.0
+    for a, b in zip(source_CD, target_CD, strict=True):
+        if a.abs().sum() > 0 and b.abs().sum() > 0:
+            total += 1 - float(a @ b / (a.norm() * b.norm()))
+    return total
+
+
+def moved_centroids(
+    centroids: dict[int, Tensor], rows_NB: Tensor, labels_N: Tensor, keep: float
+) -> dict[int, Tensor]:  # fmt: skip
+    """MSTN: the centroids of classes seen so far, after a batch; gradient through the batch's share alone."""
+    moved = {label: centroid.detach() for label, centroid in centroids.items()}
+    for label in sorted(set(labels_N.tolist())):
+        mean = torch.stack([row for row, other in zip(rows_NB, labels_N.tolist(), strict=True) if other == label]).mean(
+            0
+        )
+        moved[label] = keep * moved.get(label, mean.detach()) + (1 - keep) * mean
+    return moved
+
+
+def centroid_distance(source: dict[int, Tensor], target: dict[int, Tensor], num_classes: int) -> Tensor:
+    shared = [label for label in source if label in target]
+    return sum(((source[label] - target[label]) ** 2).mean() for label in shared) / num_classes
+
+
+def symnets(
+    logits_NE: Tensor, labels_N: Tensor, num_source: int, num_classes: int, rate: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(what the classifiers minimise, what the backbone minimises), of a batch whose first rows are source images."""
+    p_NE = torch.softmax(logits_NE, 1)
+    classifiers, backbone = torch.zeros(()), torch.zeros(())
+    num_target = len(logits_NE) - num_source
+    for i, (logits, p) in enumerate(zip(logits_NE, p_NE, strict=True)):
+        as_source, as_target = p[:num_classes].sum(), p[num_classes:].sum()
+        if i < num_source:
+            y = int(labels_N[i])
+            for half in (logits[:num_classes], logits[num_classes:]):
+                classifiers = classifiers - torch.log(torch.softmax(half, 0)[y]) / num_source
+            classifiers = classifiers - torch.log(as_source) / num_source
+            backbone = backbone - 0.5 * (torch.log(p[y]) + torch.log(p[y + num_classes])) / num_source
+        else:
+            classifiers = classifiers - torch.log(as_target) / num_target
+            pairs = p[:num_classes] + p[num_classes:]
+            confusion = -0.5 * (torch.log(as_source) + torch.log(as_target)) - (pairs * torch.log(pairs)).sum()
+            backbone = backbone + rate * confusion / num_target
+    return classifiers, backbone
+
+
+def mc_dropout(
+    features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], masks: tuple[Tensor, Tensor | None]
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation, over the passes, of the probability of the class whose mean is largest."""
+    means, deviations = [], []
+    for feature in features_ND:
+        passes = []
+        for number in range(len(masks[0])):
+            x = layers[0][0] @ (feature * masks[0][number]) + layers[0][1]
+            if len(layers) == 2 and masks[1] is not None:
+                x = layers[1][0] @ (x.relu() * masks[1][number]) + layers[1][1]
+            passes.append(x.softmax(dim=0).tolist())
+        mean = [sum(column) / len(passes) for column in zip(*passes, strict=True)]
+        winner = max(range(len(mean)), key=mean.__getitem__)
+        means.append(mean[winner])
+        deviations.append(math.sqrt(sum((p[winner] - mean[winner]) ** 2 for p in passes) / len(passes)))
+    return means, deviations
+
+
+def risk_coverage_over_all_orders(certainty: list[float], wrong: list[bool]) -> list[float]:
+    """Risk at 1, 2, ... accepted images, averaged over every order of the images that goes from certain to uncertain."""
+    sums, orders = [0.0] * len(wrong), 0
+    for order in itertools.permutations(range(len(wrong))):
+        if any(certainty[a] < certainty[b] for a, b in itertools.pairwise(order)):
+            continue
+        orders += 1
+        for k in range(len(order)):
+            sums[k] += sum(wrong[i] for i in order[: k + 1]) / (k + 1)
+    return [total / orders for total in sums]
+
+
+def calibration_error(confidence: list[float], right: list[bool], num_bins: int) -> float:
+    error = 0.0
+    for number in range(num_bins):
+        inside = [
+            i
+            for i, value in enumerate(confidence)
+            if (number / num_bins < value <= (number + 1) / num_bins) or (number == 0 and value == 0)
+        ]
+        if inside:
+            accuracy = sum(right[i] for i in inside) / len(inside)
+            error += abs(sum(confidence[i] for i in inside) / len(inside) - accuracy) * len(inside) / len(confidence)
+    return error
+
+
 def jda_projection(
     rows_ND: Tensor,
     source_labels: list[int],

@@ -51,7 +51,7 @@ def test_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "check", "adapt", "evaluate", "predict", "list"):
+    for command in ("demo", "check", "adapt", "evaluate", "predict", "export", "list"):
         assert command in done.stdout
 
 
@@ -301,7 +301,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(folders: tuple[str, str]
     assert not (killed / "model.safetensors").exists()
     assert run(["adapt", "--resume", str(killed)]) == 0
     assert run([*base, "--out", str(whole), *words]) == 0
-    for name in ("model.safetensors", "predictions.csv", "history.jsonl"):
+    certainty = ("measures.csv", "evaluation.json", "features.safetensors")
+    for name in ("model.safetensors", "predictions.csv", "history.jsonl", *certainty):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 

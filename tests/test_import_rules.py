@@ -40,7 +40,7 @@ def _users_of(*targets: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", ["alignment", "losses", "metrics", "selection"])
+@pytest.mark.parametrize("module", ["alignment", "losses", "metrics", "selection", "uncertainty"])
 def test_formulas_import_nothing_of_ours(module: str) -> None:
     assert IMPORTS[module] == set()
 
@@ -62,6 +62,29 @@ def test_only_api_demo_and_cli_join_everything() -> None:
     assert _users_of("api") <= {"cli", "demo", "__init__"}
     assert _users_of("cli") == {"__main__"}
     assert _users_of("training.trainer") == {"api"}
+    assert _users_of("analysis") <= {"api", "cli", "rejection"}
+    assert _users_of("rejection", "export") <= {"cli"}
+
+
+def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:
+    forbidden = {"api", "model", "demo", "training.trainer", "training.stepper", "inference"}
+    for module, used in IMPORTS.items():
+        if module.startswith("benchmark"):
+            assert not used & forbidden, module
+            assert not {name for name in used if name.startswith(("nn", "methods"))}, module
+    assert {user for user in _users_of("benchmark") if not user.startswith("benchmark")} <= {"cli"}
+
+
+def test_the_report_reads_what_runs_wrote_and_trains_nothing() -> None:
+    for module, used in IMPORTS.items():
+        if module.startswith("report."):
+            assert not {name for name in used if name.split(".")[0] in ("nn", "methods", "model", "inference", "api")}
+            assert {name for name in used if name.startswith("training")} <= {
+                "training.checkpoint",
+                "training.run_folder",
+                "training",
+            }
+    assert {user for user in _users_of("report") if not user.startswith("report")} <= {"cli", "demo"}
 
 
 def test_no_module_is_a_drawer_for_everything() -> None:

@@ -84,3 +84,138 @@ def test_losses_are_float32_for_half_precision_logits() -> None:
     assert losses.samples_cross_entropy(logits, torch.tensor([0, 1])).dtype == torch.float32
     assert losses.cross_entropy(logits[:, 0], torch.tensor([0, 1])).dtype == torch.float32
     assert losses.antagonistic(torch.ones(2, dtype=torch.bfloat16), torch.zeros(2), 4).dtype == torch.float32
+
+
+def test_mean_cross_entropy_averages_and_is_zero_of_no_images() -> None:
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    assert torch.allclose(losses.mean_cross_entropy(logits, labels), losses.cross_entropy(logits, labels).mean())
+    assert losses.mean_cross_entropy(logits[:0], labels[:0]).item() == 0
+
+
+def test_the_ramp_rises_from_zero_as_the_formula_says() -> None:
+    for p in (0.0, 0.1, 0.5, 1.0):
+        expected = 2 / (1 + math.exp(-10 * p)) - 1
+        assert losses.ramp(torch.tensor(p)).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_domain_confusion_of_a_clueless_discriminator_is_log_two() -> None:
+    assert losses.domain_confusion(torch.zeros(7), 3).item() == pytest.approx(math.log(2))
+
+
+def test_domain_confusion_is_the_naive_loop() -> None:
+    logits, certainty = torch.randn(9), torch.rand(9) + 0.1
+    for weights in (None, certainty):
+        expected = references.domain_confusion(logits, 4, weights)
+        assert losses.domain_confusion(logits, 4, weights).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_source", [0, 6])
+def test_domain_confusion_of_one_domain_is_zero_with_zero_gradients(num_source: int) -> None:
+    logits = (torch.randn(6) * 1e4).requires_grad_()
+    loss = losses.domain_confusion(logits, num_source, torch.ones(6))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
+
+
+def test_entropy_of_even_and_of_one_hot_rows() -> None:
+    rows = torch.tensor([[0.25] * 4, [1.0, 0, 0, 0]], requires_grad=True)
+    values = losses.entropy(rows)
+    assert values.tolist() == pytest.approx([math.log(4), 0])
+    values.sum().backward()
+    assert rows.grad is not None
+    assert torch.isfinite(rows.grad).all()
+
+
+def test_coral_of_equal_covariances_is_zero_whatever_the_means() -> None:
+    rows = torch.randn(20, 6)
+    assert losses.coral(rows, rows + 3).item() == pytest.approx(0, abs=1e-9)
+
+
+def test_coral_of_two_known_variances() -> None:
+    # Variances 2 and 8 of one feature: (2 - 8)^2 / 4.
+    assert losses.coral(torch.tensor([[-1.0], [1.0]]), torch.tensor([[-2.0], [2.0]])).item() == pytest.approx(9)
+
+
+def test_coral_is_the_naive_loop() -> None:
+    source, target = torch.randn(7, 4), torch.randn(9, 4) * 2
+    assert losses.coral(source, target).item() == pytest.approx(references.coral(source, target), rel=1e-4)
+
+
+def test_biased_mmd_of_equal_samples_is_zero_in_any_order() -> None:
+    rows = torch.randn(12, 5)
+    shuffled = rows[torch.randperm(12)]
+    assert losses.maximum_mean_discrepancy(rows, shuffled, biased=True).item() == pytest.approx(0, abs=1e-5)
+
+
+def test_mmd_of_samples_far_apart_is_that_of_two_points() -> None:
+    # Two points at distance d, each three times: 9 + 9 pairs of 30 at distance d, so m = 18 d^2 / 30; within: 1 for each kernel.
+    source, target = torch.zeros(3, 2), torch.tensor([[3.0, 4.0]] * 3)
+    expected = sum(2 - 2 * math.exp(-30 / (2 * scale * 18)) for scale in (0.5, 1, 2))
+    for biased in (False, True):
+        assert losses.maximum_mean_discrepancy(source, target, biased=biased).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_mmd_is_the_naive_loop(biased: bool) -> None:
+    source, target = torch.randn(6, 4), torch.randn(9, 4) + 1
+    expected = references.maximum_mean_discrepancy(source, target, (0.5, 1.0, 2.0), biased)
+    assert losses.maximum_mean_discrepancy(source, target, biased=biased).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_mmd_without_bias_is_zero_on_average_where_the_domains_agree() -> None:
+    torch.manual_seed(0)
+    values = [losses.maximum_mean_discrepancy(torch.randn(8, 3), torch.randn(8, 3)).item() for _ in range(400)]
+    mean, error = torch.tensor(values).mean().item(), torch.tensor(values).std().item() / 20
+    assert abs(mean) < 3 * error
+    assert min(values) < 0 < max(values)
+
+
+def test_class_confusion_of_one_hot_predictions_is_zero() -> None:
+    logits = torch.eye(4).repeat(3, 1) * 1e4
+    assert losses.class_confusion(logits, 2.5).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_class_confusion_of_even_predictions_is_all_but_the_diagonal() -> None:
+    assert losses.class_confusion(torch.zeros(6, 5), 2.5).item() == pytest.approx(4 / 5)
+
+
+def test_class_confusion_is_the_naive_loop() -> None:
+    logits = torch.randn(9, 5) * 4
+    expected = references.class_confusion(logits, 1.7)
+    assert losses.class_confusion(logits, 1.7).item() == pytest.approx(expected, rel=1e-4)
+
+
+def _finite_with_gradients(loss: torch.Tensor, *inputs: torch.Tensor) -> None:
+    assert torch.isfinite(loss)
+    if loss.requires_grad:
+        loss.backward()
+        assert all(x.grad is None or torch.isfinite(x.grad).all() for x in inputs)
+
+
+@pytest.mark.parametrize("target_rows", [0, 1, 2, 5])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
+def test_losses_of_two_domains_are_finite_for_few_zero_and_large_rows(target_rows: int, scale: float) -> None:
+    source = (torch.randn(5, 4) * scale).requires_grad_()
+    target = (torch.randn(target_rows, 4) * scale).requires_grad_()
+    _finite_with_gradients(losses.coral(source, target), source, target)
+    _finite_with_gradients(losses.maximum_mean_discrepancy(source, target), source, target)
+    _finite_with_gradients(losses.class_confusion(target, 2.5), target)
+
+
+def test_mmd_with_equal_rows_has_finite_gradients() -> None:
+    source = torch.ones(3, 4, requires_grad=True)
+    target = torch.tensor([[1.0] * 4, [2.0] * 4], requires_grad=True)
+    _finite_with_gradients(losses.maximum_mean_discrepancy(source, target), source, target)
+
+
+def test_losses_of_two_domains_stay_float32_under_autocast() -> None:
+    rows = torch.randn(8, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = rows.bfloat16()
+        for loss in (losses.coral, losses.maximum_mean_discrepancy):
+            inside, outside = loss(half[:4], half[4:]), loss(half[:4].float(), half[4:].float())
+            assert inside.dtype == torch.float32
+            assert torch.equal(inside, outside)
+        assert losses.class_confusion(half, 2.5).dtype == torch.float32

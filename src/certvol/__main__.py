@@ -1,12 +1,19 @@
 """`python -m certvol` and the command `certvol`."""
 
+import os
 import sys
 
 
 def main() -> None:
     from certvol.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # torch's threads of a team may abort a process that ends the usual way; all files are written by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from certvol import methods
+from certvol import analysis, methods
+from certvol.acceleration import prepare
 from certvol.config import AugmentConfig, Config, DataConfig, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
@@ -34,11 +35,14 @@ from certvol.environment import describe_environment, pick_device
 from certvol.errors import RunFailed, UserError
 from certvol.extraction import extract_features, weights_digest
 from certvol.inference import Outputs, run_batches
+from certvol.kept_warnings import KeptWarnings
+from certvol.metrics import accuracy, mean_class_accuracy
 from certvol.model import Model, create_method, load
 from certvol.nn import norm
 from certvol.nn.backbones import create_backbone, features_dim
 from certvol.nn.network import seeded_backbone
 from certvol.nn.norm import SOURCE, TARGET
+from certvol.nn.teacher import Teacher
 from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, read_metrics, write_text
@@ -47,10 +51,13 @@ from certvol.training.distributed import Team, join_team
 from certvol.training.feature_views import FeatureStore, FeatureViews
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
+from certvol.training.schedule import steps_per_cycle
+from certvol.training.tensorboard import TensorBoard
 from certvol.training.trainer import Trainer
 from certvol.training.views import Batches, Views
 
 WEIGHTS_FORMAT = "certvol/1"
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,9 @@ class _Job:
         device: torch.device,
     ) -> None:
         self.run, self.config, self.team, self.device = run, config, team, device
-        self.reporter, self.stop_signal = reporter if team.main else Silent(), stop_signal
+        self.reporter, self.stop_signal = KeptWarnings(reporter if team.main else Silent(), run), stop_signal
+        if config.training.tensorboard and team.main:
+            run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
         self.source: SourceImages | SourceFeatures
         self.target: TargetImages | TargetFeatures
         if self._given_features():
@@ -189,6 +198,9 @@ class _Job:
             backbone, self.info = seeded_backbone(config.model, config.data.image_size, config.training.seed)
             self._open_folders()
         self.method = create_method(config, backbone, self.info, len(self.source.classes))
+        if config.training.teacher > 0 and self.method.teacher is None:
+            self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
+        self._check_choice()
 
     def _given_features(self) -> bool:
         """Whether both domains are files of features; says what is wrong with a place that is neither that nor a folder."""
@@ -223,6 +235,16 @@ class _Job:
                 )
         self.source, self.target = source, target
 
+    def _check_choice(self) -> None:
+        """Before training: a score that this run will not have cannot choose."""
+        select = self.config.guard.select
+        if select == "source_accuracy" and self.config.data.holdout == 0:
+            raise UserError("`guard.select source_accuracy` needs held-out source images: set `data.holdout` above 0")
+        if select == "sigma" and self.method.sigma(torch.zeros(1, self.info.dim)) is None:
+            raise UserError(
+                f"`guard.select sigma` needs a method with a sigma, which {self.config.method_name} has not"
+            )
+
     def run_to_end(self) -> Run:
         try:
             return self._run_to_end()
@@ -235,13 +257,13 @@ class _Job:
 
     def _run_to_end(self) -> Run:
         started = time.monotonic()
+        self.reporter.flush()
         config = self.config
-        _prepare_torch(self.device)
-        self.method.to(self.device)
-        if self.device.type == "cuda":
-            self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.training.compile:
-            self.method.network.compile_backbone()
+        steps = config.training.pretrain_steps
+        if self.method.adapts:
+            steps += config.training.cycles * steps_per_cycle(config.training, len(self.source.classes))
+        prepare(self.method, config.training, self.device, steps)
+        self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         views, place = self._views()
         self.reporter.say(
             f"{len(self.source.rows)} source images in {len(self.source.classes)} classes, "
@@ -262,48 +284,64 @@ class _Job:
         )
         with self.stop_signal.deferred():
             delivery = trainer.fit()
+        if self.run.journal.follower is not None:
+            self.run.journal.follower.close()
         outputs = self._predict(trainer, TARGET, "predicting the target")
         weights = {name: tensor.clone() for name, tensor in self.method.state_dict().items()}
-        metrics = self._metrics(trainer, outputs, delivery)
+        # Training has ended: the one place where a run looks at target labels, where all folders are named like source classes.
+        true_N = self._true_labels()
+        seen = self._measure(trainer, outputs, true_N)
+        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        metrics = self._metrics(trainer, outputs, delivery, true_N)
+        pretrained_KD = self._pretrained_features(trainer, seen.shown_K)
         if self.team.main:
-            write_text(self.run.predictions, predictions_csv(self.target.paths, self.source.classes, outputs))
+            paths, classes, run = self.target.paths, self.source.classes, self.run
+            write_text(run.predictions, predictions_csv(paths, classes, outputs))
             if metrics is not None:
-                self.run.write_json(self.run.metrics, metrics)
+                run.write_json(run.metrics, metrics)
+            analysis.write_measures(run.measures, paths, classes, seen.measured, true_N)
+            analysis.write_evaluation(
+                run.evaluation, analysis.figures(seen.measured, classes, true_N, seen.oscillation)
+            )
+            analysis.write_features(run.features, paths, seen.shown_K, pretrained_KD, seen.shown_KD)
             self.run.note_time({"phase": "all", "seconds": time.monotonic() - started})
             about = {**self._about(delivery.mode), "delivered": delivery.model, "why": delivery.why}
             write_tensors(self.run.model, weights, about)
         self.team.part()
         return Run(self.run.path, metrics, delivery)
 
+    def _true_labels(self) -> Indices | None:
+        if isinstance(self.target, TargetFeatures):
+            return known_labels(str(self.config.data.target), self.target.rows, self.source.classes)
+        return folder_labels(self.target.paths, self.source.classes)
+
     def _views(self) -> tuple[Batches, str]:
         """What training sees of both domains, and where it lies: images, or the features of a frozen backbone."""
-        data = self.config.data
+        data, source, target = self.config.data, self.source, self.target
         if self.config.model.train == "head":
-            found = [self._features(domain) for domain in (self.source, self.target)]
-            source, target = (FeatureStore(f, rows, self.device, data.device_share / 2) for f, rows in found)
-            return FeatureViews(source, target), f"features of {source.views} views"
-        if isinstance(self.source, SourceFeatures) or isinstance(self.target, TargetFeatures):
+            stores = [FeatureStore(*self._features(d), self.device, data.device_share / 2) for d in (source, target)]
+            return FeatureViews(*stores), f"features of {stores[0].views} views"
+        if isinstance(source, SourceFeatures) or isinstance(target, TargetFeatures):
             raise AssertionError("files of features are trained on with model.train head")
-        stores = [PixelStore(d.pixels, d.rows, self.device, data.device_share / 2) for d in (self.source, self.target)]
-        return Views(
-            stores[0], stores[1], self.info, self.config.augment
-        ), f"decoded images on {stores[0].place}/{stores[1].place}"
+        pixels = [PixelStore(d.pixels, d.rows, self.device, data.device_share / 2) for d in (source, target)]
+        fused = self.method.network.compiled
+        views = Views(pixels[0], pixels[1], self.info, self.config.augment, fused)
+        return views, f"decoded images on {pixels[0].place}/{pixels[1].place}"
 
-    def _features(
-        self, domain: SourceImages | TargetImages | TargetFeatures
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _features(self, domain: SourceImages | TargetImages | TargetFeatures) -> tuple[NDArray[np.float32], Indices]:
         if isinstance(domain, TargetFeatures):
             return domain.features, domain.rows
         config, started = self.config, time.monotonic()
+        bf16, backbone = config.training.precision == "bf16", self.method.network.backbone
         found = extract_features(
-            self.method.network.backbone,
+            backbone,
             self.info,
             domain,
             config.data.views,
             config.augment,
             config.data,
             self.device,
-            config.training.precision == "bf16",
+            bf16,
             self.reporter,
         )
         self.run.note_time({"phase": "extract", "images": len(domain), "seconds": time.monotonic() - started})
@@ -326,78 +364,147 @@ class _Job:
         self.reporter.finish()
         return outputs
 
-    def _metrics(self, trainer: Trainer, adapted: Outputs, delivery: Delivery) -> dict[str, Any] | None:
-        """The one place where a run looks at target labels: after training, where all folders are named like source classes."""
-        if isinstance(self.target, TargetFeatures):
-            true_N = known_labels(str(self.config.data.target), self.target.rows, self.source.classes)
-        else:
-            true_N = folder_labels(self.target.paths, self.source.classes)
+    def _measure(self, trainer: Trainer, outputs: Outputs, true_N: Indices | None) -> "_Seen":
+        """One more pass over the target, for what the predictions do not hold."""
+        count, seed = len(self.target.rows), self.config.training.seed
+        shown_K = analysis.feature_images(count, seed)
+        picked_K = np.empty(0, np.int64) if true_N is None else analysis.oscillation_images(true_N, seed)
+        classifier = self.method.network.classifier
+        if not analysis.oscillation_is_cheap(len(picked_K), classifier):
+            picked_K = picked_K[:0]
+        kept_K = np.union1d(shown_K, picked_K)
+        share = self.team.share(count)
+        mine_K = kept_K[(kept_K >= share.start) & (kept_K < share.stop)] - share.start
+        batches = trainer.views.test_batches(TARGET, np.arange(count)[share], trainer.eval_batch)
+        self.reporter.start("measuring certainty", count)
+        found = analysis.measure(
+            self.method, batches, TARGET, self.config.training, None if true_N is None else true_N[share], mine_K
+        )
+        measured = analysis.agreeing(analysis.gathered(found, self.team), outputs)
+        features_KD = measured.features_KD
+        picked_KD = features_KD[np.searchsorted(kept_K, picked_K)]
+        oscillation = analysis.oscillation(picked_KD, classifier) if len(picked_K) and self.team.main else None
+        self.reporter.advance(count)
+        self.reporter.finish()
+        return _Seen(measured, shown_K, features_KD[np.searchsorted(kept_K, shown_K)], oscillation)
+
+    def _pretrained_features(self, trainer: Trainer, images_K: Indices) -> NDArray[np.float32]:
+        """Where `method` holds the pretrained model."""
+        batches = trainer.views.test_batches(TARGET, images_K, trainer.eval_batch)
+        return analysis.features(self.method, batches, SOURCE) if self.team.main else np.empty((0, 0), np.float32)
+
+    def _metrics(
+        self, trainer: Trainer, adapted: Outputs, delivery: Delivery, true_N: Indices | None
+    ) -> dict[str, Any] | None:
+        """Where `method` holds the pretrained model; None without labels."""
         if true_N is None:
             return None
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         source_only = self._predict(trainer, SOURCE, "predicting with the pretrained model")
         return {
             "source_only": figures(source_only.labels_N, true_N, self.source.classes),
             "adapted": figures(adapted.labels_N, true_N, self.source.classes),
             "delivered": {"model": delivery.model, "why": delivery.why, "norm": delivery.mode},
+            "watched": self._watched_figures(true_N[trainer.watched]) if self.team.main else None,
+        }
+
+    def _watched_figures(self, true_N: NDArray[np.int64]) -> dict[str, Any]:
+        """Of every cycle, on the images whose predictions were kept: what a choice of checkpoint is judged by."""
+        num_classes = len(self.source.classes)
+        kept = [(cycle, probabilities.argmax(axis=1)) for cycle, _, probabilities in self.run.journal.read_cycles()]
+        return {
+            "images": len(true_N),
+            "cycles": [cycle for cycle, _ in kept],
+            "accuracy": [accuracy(labels, true_N) for _, labels in kept],
+            "mean_class_accuracy": [mean_class_accuracy(labels, true_N, num_classes) for _, labels in kept],
         }
 
 
-def _prepare_torch(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
+@dataclass(frozen=True)
+class _Seen:
+    """What a last look at the target gives beside the predictions."""
+
+    measured: analysis.Measured
+    shown_K: Indices
+    """Images that show their features, `shown_KD`."""
+    shown_KD: NDArray[np.float32]
+    oscillation: dict[str, Any] | None
 
 
 def evaluate(
-    run: str | Path, data: str | Path, device: str = "auto", reporter: Reporter | None = None
+    run: str | Path,
+    data: str | Path,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    *,
+    unknown: str | Path | None = None,
+    oscillation: bool = False,
 ) -> dict[str, Any]:
-    """Figures of the pretrained and the delivered model on a labelled folder."""
+    """Figures of the pretrained and the delivered model on a labelled folder, and of the delivered one's certainty, as
+    `analysis` lists them. `unknown`: images of other classes, to be told from these. `oscillation`: of the decision boundary."""
     reporter = reporter or Silent()
     model = load(run, device)
-    if is_feature_file(data):
-        views, true_N = _feature_views_to_evaluate(model, data)
-    else:
-        views, true_N = _image_views_to_evaluate(model, data, reporter)
-    found: dict[str, Any] = {}
-    for name, statistics in (("source_only", SOURCE), ("adapted", TARGET)):
-        model = load(run, device, "pretrained" if name == "source_only" else "model")
-        batches = views.test_batches(TARGET, np.arange(len(views.target)), 256)
-        found[name] = figures(run_batches(model.method, batches, statistics).labels_N, true_N, model.classes)
-    return {"run": str(run), "data": str(data), **found}
-
-
-def _image_views_to_evaluate(model: Model, data: str | Path, reporter: Reporter) -> tuple[Batches, NDArray[np.int64]]:
-    if features_dim(model.info.name) is not None:
-        raise UserError(f"the run's model takes features; give a .npz file of them instead of {data}")
     config = model.config
-    images = open_target(str(data), cache_size(model.info.image_size), config.data, reporter)
-    if images.failures:
-        path, reason = images.failures[0]
-        reporter.warn(f"{len(images.failures)} unreadable images were left out, such as {path} ({reason})")
-    true_N = folder_labels(images.paths, model.classes)
+    views, true_N = _labelled_views(data, model, reporter)
+    strangers = None if unknown is None else _open(unknown, model, reporter)[0]
+    pretrained = load(run, device, "pretrained")
+    before = run_batches(pretrained.method, _test_batches(views), SOURCE)
+    seed, method = config.training.seed, model.method
+    picked_K = analysis.oscillation_images(true_N, seed) if oscillation else None
+    measured = analysis.measure(method, _test_batches(views), TARGET, config.training, true_N, picked_K)
+    classifier = method.network.classifier
+    wavering = analysis.oscillation(measured.features_KD, classifier) if oscillation else None
+    found = {
+        "run": str(run),
+        "data": str(data),
+        "source_only": figures(before.labels_N, true_N, model.classes),
+        "adapted": figures(measured.predicted_N, true_N, model.classes),
+        **analysis.figures(measured, model.classes, true_N, wavering),
+    }
+    if strangers is not None:
+        others = analysis.measure(method, _test_batches(strangers), TARGET, config.training)
+        found["unknown"] = {"data": str(unknown), **analysis.open_set(measured, others)}
+    return found
+
+
+def _labelled_views(data: str | Path, model: Model, reporter: Reporter) -> tuple[Batches, Indices]:
+    views, opened = _open(data, model, reporter)
+    if isinstance(opened, TargetFeatures):
+        true_N = known_labels(data, opened.rows, model.classes)
+        if true_N is None:
+            raise UserError(
+                f"{data} does not tell all labels: its array `labels` should name one of the run's {len(model.classes)} "
+                f"classes for every row, such as {model.classes[0]}; `certvol predict` needs no labels"
+            )
+        return views, true_N
+    true_N = folder_labels(opened.paths, model.classes)
     if true_N is None:
-        stray = next(path for path in sorted(images.paths) if folder_labels([path], model.classes) is None)
+        stray = next(path for path in sorted(opened.paths) if folder_labels([path], model.classes) is None)
         raise UserError(
             f"{data} does not tell all labels: {printable(stray)} lies in no folder named like one of the run's "
             f"{len(model.classes)} classes, such as {model.classes[0]}/; `certvol predict` needs no labels"
         )
-    store = PixelStore(images.pixels, images.rows, model.device, config.data.device_share)
-    return Views(store, store, model.info, config.augment), true_N
+    return views, true_N
 
 
-def _feature_views_to_evaluate(model: Model, data: str | Path) -> tuple[Batches, NDArray[np.int64]]:
-    features = open_target_features(data)
-    model.check_features(features.dim, str(data))
-    true_N = known_labels(data, features.rows, model.classes)
-    if true_N is None:
-        raise UserError(
-            f"{data} does not tell all labels: its array `labels` should name one of the run's {len(model.classes)} classes "
-            f"for every row, such as {model.classes[0]}; `certvol predict` needs no labels"
-        )
-    store = FeatureStore(features.features, features.rows, model.device)
-    return FeatureViews(store, store), true_N
+def _open(place: str | Path, model: Model, reporter: Reporter) -> tuple[Batches, TargetImages | TargetFeatures]:
+    """Images of a folder, or features of a file, on the model's device."""
+    if is_feature_file(place):
+        features = open_target_features(place)
+        model.check_features(features.dim, str(place))
+        store = FeatureStore(features.features, features.rows, model.device)
+        return FeatureViews(store, store), features
+    model.check_images()
+    config = model.config
+    images = open_target(str(place), cache_size(model.info.image_size), config.data, reporter)
+    if images.failures:
+        path, reason = images.failures[0]
+        reporter.warn(f"{len(images.failures)} unreadable images were left out, such as {printable(path)} ({reason})")
+    pixels = PixelStore(images.pixels, images.rows, model.device, config.data.device_share)
+    return Views(pixels, pixels, model.info, config.augment), images
+
+
+def _test_batches(views: Batches) -> Iterator[torch.Tensor]:
+    return views.test_batches(TARGET, np.arange(len(views.target)), 256)
 
 
 def extract(

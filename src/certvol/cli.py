@@ -61,10 +61,56 @@ def _parser() -> argparse.ArgumentParser:
         adapt.add_argument(flag, metavar="VALUE", help=f"{text}; short for --{field}")
     adapt.set_defaults(act=_adapt, takes_settings=True)
 
+    benchmark = commands.add_parser(
+        "benchmark",
+        help="every task of a benchmark by several methods and seeds, as a table",
+        epilog=SETTINGS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    benchmark.add_argument("suite", metavar="SUITE", help="see `certvol list suites`; digits needs no data")
+    benchmark.add_argument("--data", metavar="ROOT", help="folder that holds the suite's domains")
+    benchmark.add_argument(
+        "--out", required=True, metavar="DIR", help="folder for runs and tables; the same one goes on"
+    )
+    benchmark.add_argument(
+        "--methods",
+        default="source_only,basic,cvp",
+        metavar="NAMES",
+        help="such as basic,cvp,cvp@method.samples_weight=0",
+    )
+    benchmark.add_argument("--tasks", metavar="TASKS", help="such as A-W,W-A; all where left out")
+    benchmark.add_argument("--split", metavar="NAME", help="validation or test, of visda-2017")
+    benchmark.add_argument("--seeds", default="0", metavar="NUMBERS", help="such as 0,1,2")
+    benchmark.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUES",
+        help="a row per value, and a figure; repeatable",
+    )
+    benchmark.add_argument("--baseline", metavar="NAME", help="what gains are tested against; basic where it is run")
+    benchmark.add_argument(
+        "--select", default="mutual_information", metavar="NAME", help="of the label-free choice's column"
+    )
+    benchmark.add_argument("--workers", type=int, default=1, metavar="N", help="runs at a time")
+    benchmark.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster; `local` starts one here")
+    benchmark.add_argument("--gpu-share", type=float, default=1.0, metavar="SHARE", help="of a GPU per run, with --ray")
+    benchmark.add_argument(
+        "--config", metavar="FILE", help="settings of all runs as YAML, such as recipes/office-31-authors.yaml"
+    )
+    benchmark.add_argument("--preset", metavar="NAME", help="of all runs; see `certvol list presets`")
+    for flag, field, text in BENCHMARK_SHORTHANDS:
+        benchmark.add_argument(flag, metavar="VALUE", help=f"{text}; short for --{field}")
+    benchmark.set_defaults(act=_benchmark, takes_settings=True)
+
     evaluate = commands.add_parser("evaluate", help="figures of a run on a labelled folder")
     evaluate.add_argument("run", metavar="RUN")
     evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images in folders named like the classes")
     evaluate.add_argument("--json", metavar="FILE", help="write the same figures as JSON")
+    evaluate.add_argument(
+        "--unknown", metavar="FOLDER", help="images of classes the run does not have: are they told from --data's?"
+    )
+    evaluate.add_argument("--oscillation", action="store_true", help="how often the class changes between two features")
     evaluate.add_argument("--device", default="auto")
     evaluate.set_defaults(act=_evaluate)
 
@@ -75,7 +121,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     predict.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
     predict.add_argument(
-        "--coverage", type=float, metavar="SHARE", help="accept this share of the target, reject its least certain rest"
+        "--coverage",
+        type=float,
+        metavar="SHARE",
+        help="reject images less certain than this share of the run's own target, such as 0.9",
+    )
+    predict.add_argument(
+        "--min-certainty",
+        type=float,
+        metavar="X",
+        help="reject images less certain than X, in the measure's own units (entropy, mcd_sigma: those above X)",
+    )
+    predict.add_argument(
+        "--measure",
+        metavar="NAME",
+        help="what certainty is: sigma (where the method has it), probability, entropy, loss (the largest logit), loss_diff "
+        "(the two largest), mcd_mu or mcd_sigma (MC-dropout)",
+    )
+    predict.add_argument(
+        "--rejected-dir",
+        metavar="DIR",
+        help="copies of the rejected images, the least certain first, for a person to look at",
     )
     predict.add_argument("--device", default="auto")
     predict.set_defaults(act=_predict)
@@ -92,8 +158,27 @@ def _parser() -> argparse.ArgumentParser:
     extract.add_argument("--device", default="auto")
     extract.set_defaults(act=_extract)
 
-    listing = commands.add_parser("list", help="methods, backbones, presets or settings there are")
-    listing.add_argument("what", choices=["methods", "backbones", "presets", "settings"])
+    export = commands.add_parser(
+        "export", help="the model as one file that needs no certvol: images to logits and sigma"
+    )
+    export.add_argument("run", metavar="RUN")
+    export.add_argument(
+        "--format", required=True, metavar="FORMAT", help="onnx, or torch (a torch.export program, .pt2)"
+    )
+    export.add_argument("--out", required=True, metavar="FILE")
+    export.set_defaults(act=_export)
+
+    report = commands.add_parser(
+        "report", help="one page to look at a run, or to compare several; it needs no network and no other file"
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN")
+    report.add_argument("--out", metavar="FILE", help="where to write a comparison; a single run has RUN/report.html")
+    report.add_argument("--figures", action="store_true", help="also each figure as PNG and SVG, in RUN/figures/")
+    report.add_argument("--target", metavar="FOLDER", help="where the target images are now, if they were moved")
+    report.set_defaults(act=_report)
+
+    listing = commands.add_parser("list", help="methods, backbones, presets, settings or suites there are")
+    listing.add_argument("what", choices=["methods", "backbones", "presets", "settings", "suites"])
     listing.set_defaults(act=_list)
     return parser
 
@@ -104,7 +189,9 @@ SHORTHANDS = (
     ("--weights", "model.weights", "a local weights file, or none to train from scratch"),
     ("--seed", "training.seed", "the seed of everything random"),
     ("--device", "training.device", "auto, cpu, cuda or cuda:N"),
+    ("--select", "guard.select", "last, or the label-free score that chooses the cycle to deliver"),
 )
+BENCHMARK_SHORTHANDS = tuple(entry for entry in SHORTHANDS if entry[0] in ("--backbone", "--weights", "--device"))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -152,7 +239,7 @@ def _run(arguments: Sequence[str]) -> int:
             f"`certvol {options.command}` does not know `{rest[0]}` (see `certvol {options.command} --help`)"
         )
     if getattr(options, "takes_settings", False):
-        options.settings = _settings(rest)
+        options.settings = _settings(rest, options.command)
     code: int = options.act(options)
     return code
 
@@ -162,7 +249,7 @@ def _command_names(parser: argparse.ArgumentParser) -> list[str]:
     return list(next(actions).choices)
 
 
-def _settings(rest: Sequence[str]) -> dict[str, str]:
+def _settings(rest: Sequence[str], command: str = "adapt") -> dict[str, str]:
     """--section.field value and --section.field=value."""
     settings: dict[str, str] = {}
     words = list(rest)
@@ -170,9 +257,9 @@ def _settings(rest: Sequence[str]) -> dict[str, str]:
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in name:
-            hint = f"; did you mean `--{close[0]}`?" if (close := _near_option(name)) else ""
+            hint = f"; did you mean `--{close[0]}`?" if (close := _near_option(name, command)) else ""
             raise UserError(
-                f"`certvol adapt` does not know `{word}`{hint} (settings are given as --section.field value)"
+                f"`certvol {command}` does not know `{word}`{hint} (settings are given as --section.field value)"
             )
         if not equals:
             if not words:
@@ -182,8 +269,11 @@ def _settings(rest: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _near_option(name: str) -> list[str]:
+def _near_option(name: str, command: str) -> list[str]:
     options = ["source", "target", "out", "resume", "config", "preset", *(flag[2:] for flag, _, _ in SHORTHANDS)]
+    if command == "benchmark":
+        options = "data out methods tasks split seeds vary baseline select workers ray gpu-share config preset".split()
+        options += [flag[2:] for flag, _, _ in BENCHMARK_SHORTHANDS]
     return difflib.get_close_matches(name, options, n=1)
 
 
@@ -240,7 +330,67 @@ def _adapt(options: argparse.Namespace) -> int:
     )
     if _rank() == 0:
         _closing_words(finished)
+        _finished_report(finished.path)
     return 0
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from certvol.benchmark import command
+    from certvol.console import ConsoleReporter, printable
+    from certvol.methods import config_classes
+
+    settings = dict(options.settings)
+    for flag, field, _ in BENCHMARK_SHORTHANDS:
+        value = getattr(options, flag[2:])
+        if value is not None:
+            settings[field] = value
+    request = command.Request(
+        suite=options.suite,
+        out=Path(options.out),
+        data=None if options.data is None else Path(options.data),
+        methods=_words(options.methods),
+        tasks=None if options.tasks is None else _words(options.tasks),
+        split=options.split,
+        seeds=_numbers(options.seeds),
+        preset=options.preset,
+        config=None if options.config is None else Path(options.config),
+        settings=settings,
+        vary=options.vary,
+        baseline=options.baseline,
+        selector=options.select,
+        workers=options.workers,
+        ray=options.ray,
+        gpu_share=options.gpu_share,
+    )
+    summary = command.run(request, config_classes(), ConsoleReporter(), _Signals())
+    command.show(summary.tables)
+    for name, reason in summary.failures:
+        print(f"failed: {name}: {printable(reason)}", file=sys.stderr)
+    print(f"tables: {options.out}/table.md, .tex, .csv; runs: {options.out}/results.csv")
+    return 1 if summary.failures else 0
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UserError(f"expected names between commas, found `{text}`")
+    return list(dict.fromkeys(words))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise UserError(f"--seeds should be whole numbers, such as 0,1,2; found `{text}`") from None
+
+
+def _finished_report(run: Path) -> None:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report.page import report_on_finished
+
+    place = report_on_finished(run, ConsoleReporter())
+    if place is not None:
+        print(f"report: {printable(str(place))}")
 
 
 def _closing_words(run: Any) -> None:
@@ -261,7 +411,23 @@ def _demo(options: argparse.Namespace) -> int:
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
     print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
     print(f"each run, with a prediction for every image, is in {Path(options.out)}/<method>/")
+    for method in accuracies:
+        _finished_report(Path(options.out) / method)
+    _demo_comparison(Path(options.out), list(accuracies))
     return 0
+
+
+def _demo_comparison(out: Path, methods: list[str]) -> None:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report.page import write_comparison
+
+    try:
+        place = write_comparison([out / method for method in methods], out / "report.html")
+        print(f"all three on one page: {printable(str(place))}")
+    except Interrupted:
+        raise
+    except Exception as error:  # the runs are complete whatever happens here
+        ConsoleReporter().warn(f"the comparison could not be made ({printable(str(error))})")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -284,9 +450,16 @@ def _check(options: argparse.Namespace) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from certvol import api
-    from certvol.console import ConsoleReporter, accuracy_rows, percent, print_table
+    from certvol.console import ConsoleReporter, accuracy_rows, certainty_tables, percent, print_table
 
-    found = api.evaluate(options.run, options.data, options.device, ConsoleReporter())
+    found = api.evaluate(
+        options.run,
+        options.data,
+        options.device,
+        ConsoleReporter(),
+        unknown=options.unknown,
+        oscillation=options.oscillation,
+    )
     print_table(
         f"accuracy on {options.data}, %, {found['adapted']['images']} images",
         ["", "all images", "mean of classes"],
@@ -295,8 +468,37 @@ def _evaluate(options: argparse.Namespace) -> int:
     before, after = found["source_only"]["per_class"], found["adapted"]["per_class"]
     rows = [[name, percent(before[name]), percent(after[name])] for name in after]
     print_table("accuracy per class, %", ["class", "source only", "adapted"], rows)
+    for title, columns, rows, note in certainty_tables(found):
+        print_table(title, columns, rows)
+        print(note)
     if options.json is not None:
         _write_out(Path(options.json), json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from certvol.console import ConsoleReporter, printable
+    from certvol.report import page, papers
+    from certvol.report.records import read_record
+
+    several = len(options.runs) > 1
+    if several and options.out is None:
+        raise UserError("a comparison of runs needs a place: add --out FILE, such as --out compared.html")
+    if several and options.target is not None:
+        raise UserError("--target is for the report of one run")
+    records = [read_record(run) for run in options.runs]
+    if several:
+        place = page.write_comparison(records, options.out)
+    else:
+        place = page.write_report(records[0], ConsoleReporter(), options.target, options.out)
+    print(f"report: {printable(str(place))}")
+    if options.figures:
+        folder = place.parent / "figures"
+        if several:
+            written = papers.write_comparison_figures(records, page.run_names(records), folder)
+        else:
+            written = papers.write_run_figures(records[0], folder)
+        print(f"{len(written)} figures for papers: {printable(str(folder))}")
     return 0
 
 
@@ -351,38 +553,70 @@ def _extract(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from certvol import model
+    from certvol import analysis, model, rejection
     from certvol.console import ConsoleReporter, printable
     from certvol.data.feature_files import is_feature_file
+    from certvol.inference import run_batches
+    from certvol.nn.norm import TARGET
     from certvol.tables import predictions_csv
 
-    if options.coverage is not None and not 0 < options.coverage <= 1:
-        raise UserError(f"--coverage is a share above 0 and at most 1, found {options.coverage}")
+    rejection.check_options(options.coverage, options.min_certainty, options.rejected_dir)
     reporter = ConsoleReporter()
     of_features = any(is_feature_file(word) for word in options.images)
     paths, problems = (options.images, []) if of_features else _image_paths(options.images)
     loaded = model.load(options.run, options.device)
-    if options.coverage is not None and not (Path(options.run) / "predictions.csv").exists():
-        raise UserError(f"--coverage needs {options.run}/predictions.csv, which is missing")
+    measure = rejection.choose_measure(options.measure, loaded.has_sigma)
+    threshold: float | None = options.min_certainty
+    if options.coverage is not None:
+        threshold = rejection.target_threshold(options.run, measure, options.coverage)
+    if options.rejected_dir is not None:
+        rejection.check_folder(Path(options.rejected_dir))
+    readable: list[str] = []
     failures: list[tuple[str, str]] = []
     if of_features:
-        readable, outputs = model.predict_feature_files(loaded, paths)
+        if options.rejected_dir is not None:
+            raise UserError("--rejected-dir copies images; rows of features are marked in the table alone")
+        batches = model.feature_batches(loaded, paths, readable)
     else:
-        readable, outputs, failures = model.predict_files(loaded, paths, reporter)
+        batches = model.read_batches(loaded, paths, reporter, readable, failures)
+    if measure in rejection.IN_PREDICTIONS:
+        measured, column = analysis.measured_by(run_batches(loaded.method, batches, TARGET)), None
+    else:
+        measured = analysis.measure(loaded.method, batches, TARGET, loaded.config.training)
+        column = (measure, measured.values[measure]) if readable else None
     if not readable:
         raise UserError(
             f"none of the {len(paths)} files can be read (such as {printable(failures[0][0])}: {failures[0][1]})"
         )
-    accepted = None
-    if options.coverage is not None:
-        accepted = model.accept(options.run, outputs, options.coverage)
-    _write_out(Path(options.out), predictions_csv(readable, loaded.classes, outputs, accepted))
+    accepted = rejection.accept(measured, measure, threshold) if threshold is not None else None
+    _write_out(Path(options.out), predictions_csv(readable, loaded.classes, measured, accepted, column))
+    if options.rejected_dir is not None and accepted is not None:
+        rejection.collect(Path(options.rejected_dir), readable, loaded.classes, measured, measure, accepted)
     failures += problems
     for path, reason in failures[:5]:
         reporter.warn(f"skipped {printable(path)}: {reason}")
     skipped = f", {len(failures)} unreadable skipped" if failures else ""
-    rejected = f", {int((~accepted).sum())} rejected" if accepted is not None else ""
+    rejected = ""
+    if accepted is not None and threshold is not None:
+        rejected = f", {int((~accepted).sum())} rejected ({rejection.in_words(measure, threshold)})"
     print(f"{len(readable)} images predicted{rejected}{skipped}: {printable(options.out)}")
+    if options.rejected_dir is not None:
+        print(f"rejected images, the least certain first: {printable(options.rejected_dir)}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from certvol.console import printable
+    from certvol.export import export
+
+    found = export(options.run, options.out, options.format)
+    side = found["input_size"]
+    print(f"{options.format} model: {printable(options.out)}")
+    print(
+        f"input `images`: uint8, N x {side} x {side} x 3, RGB, squashed to that size; crop and normalisation are inside"
+    )
+    outputs = " and ".join(found["outputs"])
+    print(f"output: {outputs}, {len(found['labels'])} classes; within {found['difference']:.1g} of the run's own model")
     return 0
 
 
@@ -399,6 +633,21 @@ def _list(options: argparse.Namespace) -> int:
 
         rows = [list(row) for row in list_settings(config_classes())]
         print_table("settings, given as --name value", ["name", "default", "what"], rows, text_columns=3)
+    elif options.what == "suites":
+        from certvol.benchmark.suites import SUITES
+
+        rows = [
+            [
+                suite.name,
+                suite.summary,
+                " ".join(suite.tasks),
+                str(suite.classes),
+                suite.metric.replace("_", " "),
+                suite.where,
+            ]
+            for suite in SUITES.values()
+        ]
+        print_table("suites", ["name", "what", "tasks", "classes", "metric", "data from"], rows, text_columns=6)
     elif options.what == "methods":
         from certvol.methods import discover
 

@@ -20,6 +20,7 @@ import yaml
 from certvol.errors import UserError
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
+Selector = Literal["last", "mutual_information", "bnm", "snd", "corr_c", "entropy", "source_accuracy", "sigma", "ensv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,8 @@ class ModelConfig:
     """False: weights are never downloaded; those in the local cache of the hub still serve."""
     norm: NormMode = "auto"
     """Statistics of BatchNorm: mixed, per_domain (own statistics), dsbn (own affine too), frozen, auto (a trial decides)."""
+    sync_norm: bool = False
+    """Several processes: BatchNorm's statistics over the whole batch, not over each process's share of it."""
     train: Literal["all", "last_block", "head"] = "all"
     """Which part of the backbone learns. head: none, so features are extracted once, with the statistics of the weights."""
     classifier_layers: Literal[0, 1, 2] = 0
@@ -108,8 +111,10 @@ class TrainingConfig:
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 on a GPU, fp32 elsewhere."""
-    compile: bool = False
-    """torch.compile: minutes to start, faster steps after."""
+    record: bool = True
+    """On one GPU: record a step once and replay it (a CUDA graph), so that the GPU never waits for Python."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch.compile of the backbone: a minute to start, faster after. auto: on a GPU, where a run has 5,000 steps or more."""
     learning_rate: float = 5e-4
     adapt_learning_rate: float | None = None
     """null: the same as in pretraining."""
@@ -131,8 +136,14 @@ class TrainingConfig:
     """on_demand: label, in random order, only as many images as the cycle will draw."""
     labelling_share: float = 1.0
     """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
+    batches: Literal["balanced", "plain"] = "balanced"
+    """balanced: by class and by pseudo-class; plain: images of either domain as they come."""
+    teacher: float = 0.0
+    """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
+    tensorboard: bool = False
+    """Write the figures of history.jsonl for TensorBoard too, into RUN/tensorboard; needs the extra `certvol[tensorboard]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +158,14 @@ class GuardConfig:
     """Collapsed: the number of classes in use falls below this share of what the pretrained model uses."""
     source_accuracy: float = 0.75
     """Collapsed: accuracy on held-out source falls below this share of the pretrained model's."""
-    images: int = 2048
-    """How many fixed target images are watched."""
+    images: int = 1024
+    """How many fixed target images are watched, and at most half as many held-out source images."""
     trial_cycles: int = 5
     """With model.norm auto: cycles of trial for each candidate."""
+    select: Selector = "last"
+    """Which cycle's model is delivered: the last, or the best healthy one by a label-free score (ensv: of two at a time)."""
+    keep: Literal["chosen", "all"] = "chosen"
+    """all: the weights of each score's best cycle stay in RUN/cycles, not only those of `select` and of the guard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,13 +381,19 @@ def _kind_in_words(kind: Any) -> str:
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
-    "augment.crop_aspect method.num_samples method.ridge method.strength method.components method.neighbours method.rounds"
+    "augment.crop_aspect method.num_samples method.temperature method.random_dim "
+    "method.discriminator_width method.passes method.mean_draws method.radius method.width "
+    "method.ridge method.strength method.components method.neighbours method.rounds"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
-    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent guard.spread "
+    "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
-    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight"
+    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
+    "method.bottleneck method.reversal method.rounds method.alignment_weight method.adversarial_weight "
+    "method.consistency_weight method.balance_weight method.entropy_weight method.semantic_weight method.threshold method.floor "
+    "method.label_smoothing method.drop method.teacher_decay method.centroid_share method.max_distance method.min_images "
+    "method.centroid_momentum method.discriminator_dropout"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
@@ -386,7 +407,10 @@ _AT_MOST = {
     "augment.grey": 1,
     "augment.jitter": 1,
 }
-_BELOW_ONE = "model.dropout training.mc_dropout training.momentum".split()
+_BELOW_ONE = (
+    "model.dropout training.mc_dropout training.momentum training.teacher method.drop method.label_smoothing "
+    "method.teacher_decay method.centroid_share method.centroid_momentum method.discriminator_dropout"
+).split()
 
 
 def _check_ranges(config: Config) -> None:
@@ -397,7 +421,7 @@ def _check_ranges(config: Config) -> None:
     for key in (k for k in _NOT_NEGATIVE if k in flat):
         if not flat[key] >= 0:
             raise UserError(f"`{key}` should not be negative, found {flat[key]}")
-    for key in _BELOW_ONE:
+    for key in (k for k in _BELOW_ONE if k in flat):
         if not flat[key] < 1:
             raise UserError(f"`{key}` should be below 1, found {flat[key]}")
     for key, most in _AT_MOST.items():

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -101,3 +102,65 @@ def accuracy_rows(metrics: dict[str, Any]) -> list[list[str]]:
     return [
         [name, percent(metrics[key]["accuracy"]), percent(metrics[key]["mean_class_accuracy"])] for name, key in names
     ]
+
+
+def certainty_tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]], str]]:
+    """(title, columns, rows, a line on how to read it) of what `analysis` found."""
+    measures, shares = found["measures"], list(next(iter(found["accuracy_at_coverage"].values())))
+
+    def figure(value: float | None) -> str:
+        return "" if value is None else f"{value:.3f}"
+
+    def rows(*columns: Any) -> list[list[str]]:
+        return [
+            [f"{name}: {measures[name]['title']}", *(column(name) for column in columns)] for name in found["auroc"]
+        ]
+
+    def at(share: str) -> Callable[[str], str]:
+        return lambda name: percent(found["accuracy_at_coverage"][name][share])
+
+    tables = [
+        (
+            "certainty: which measure knows best when the model is wrong",
+            ["measure", "AUROC", "AURC", *(f"{100 * float(share):g} % kept" for share in shares)],
+            rows(lambda name: figure(found["auroc"][name]), lambda name: figure(found["aurc"][name]), *map(at, shares)),
+            f"AUROC: of telling right from wrong, 0.5 is chance, 1 is best. AURC: the mean error while rejecting, 0 is best, "
+            f"{figure(1 - found['accuracy'])} is chance.\nLast columns: accuracy, %, of the most certain images. "
+            f"Calibration error (ECE) of the probability: {figure(found['ece'])}.",
+        )
+    ]
+    if found["correlations"] is not None:
+        pearson, spearman = (found["correlations"][kind] for kind in ("pearson", "spearman"))
+        tables.append(
+            (
+                "correlation of sigma with other measures",
+                ["measure", "Pearson", "Spearman"],
+                [
+                    [f"{name}: {measures[name]['title']}", figure(pearson[name]), figure(spearman[name])]
+                    for name in pearson
+                ],
+                "Every measure is turned so that more is more certain: 1 means that it says the same as sigma.",
+            )
+        )
+    if "unknown" in found:
+        unknown = found["unknown"]
+        tables.append(
+            (
+                f"known images from {unknown['images']} unknown ones",
+                ["measure", "AUROC", "FPR at 95 % TPR, %"],
+                rows(lambda name: figure(unknown["auroc"][name]), lambda name: percent(unknown["fpr_at_95_tpr"][name])),
+                "AUROC: 0.5 is chance, 1 is best. FPR: share of the unknown images that pass where 95 % of the known ones do.",
+            )
+        )
+    if "oscillation" in found:
+        wavering = found["oscillation"]
+        tables.append(
+            (
+                "oscillation of the decision boundary",
+                ["images", "oscillation", "least possible"],
+                [[str(wavering["images"]), figure(wavering["total"]), figure(wavering["floor"])]],
+                f"Changes of the predicted class on the way between two images, / {wavering['points']}, summed over all pairs. "
+                "Compare methods on the same images: less is smoother.",
+            )
+        )
+    return tables

@@ -1,7 +1,7 @@
 """From a model and images to logits, probabilities and sigma. The trainer labels with it, `predict` predicts with it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.methods.protocol import AdaptationMethod
+
+BATCHES_ON_DEVICE = 16  # of outputs, before they go to the host
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Outputs:
 
 @contextmanager
 def evaluating(method: AdaptationMethod, domain: int) -> Iterator[None]:
-    """Inside: no gradients, stored statistics of `domain`, no dropout."""
+    """Inside: no gradients, stored statistics of `domain`, no dropout; a teacher, where there is one, in charge."""
     was_training = method.training
     method.eval()
     try:
-        with torch.inference_mode(), method.network.rows_of(domain=domain):
+        with (
+            method.teacher.in_charge() if method.teacher else nullcontext(),
+            torch.inference_mode(),
+            method.network.rows_of(domain=domain),
+        ):
             yield
     finally:
         method.train(was_training)
@@ -58,6 +64,30 @@ def mc_dropout_probabilities(
     return total / passes
 
 
+class _HostRows:
+    """Rows that batches leave on the device, moved to the host every few batches: memory there stays bounded, and the device
+    seldom waits."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Tensor] = []
+        self.moved: list[Tensor] = []
+
+    def append(self, rows: Tensor) -> None:
+        self.waiting.append(rows)
+        if len(self.waiting) == BATCHES_ON_DEVICE:
+            self._move()
+
+    def _move(self) -> None:
+        self.moved.append(torch.cat(self.waiting).float().cpu())
+        self.waiting.clear()
+
+    def whole(self) -> NDArray[np.float32] | None:
+        """None where there were none."""
+        if self.waiting:
+            self._move()
+        return torch.cat(self.moved).numpy() if self.moved else None
+
+
 def run_batches(
     method: AdaptationMethod,
     batches: Iterator[Tensor],
@@ -66,8 +96,7 @@ def run_batches(
     head: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Outputs:
     """`batches`: normalised images on the model's device. `head`: (features, number of the batch) -> probabilities."""
-    probabilities: list[Tensor] = []
-    sigmas: list[Tensor] = []
+    probabilities, sigmas = _HostRows(), _HostRows()
     with evaluating(method, domain):
         for number, images_NCHW in enumerate(batches):
             with mixed_precision(images_NCHW.device, bf16):
@@ -79,9 +108,7 @@ def run_batches(
                 sigma_N = method.sigma(features_ND)
             if sigma_N is not None:
                 sigmas.append(sigma_N)
-    if not probabilities:
-        return Outputs(np.empty((0, method.network.num_classes), np.float32), None)
+    found_NC = probabilities.whole()
     return Outputs(
-        torch.cat(probabilities).cpu().numpy(),
-        torch.cat(sigmas).float().cpu().numpy() if sigmas else None,
+        np.empty((0, method.network.num_classes), np.float32) if found_NC is None else found_NC, sigmas.whole()
     )

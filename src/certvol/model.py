@@ -1,6 +1,5 @@
 """A run's model, ready to predict."""
 
-import csv
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,6 @@ from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
 from certvol.reporting import Reporter
 from certvol.seeding import torch_seed
-from certvol.tables import read_column
 from certvol.training.checkpoint import load_into, read_about
 from certvol.training.run_folder import RunFolder
 
@@ -68,6 +66,11 @@ class Model:
     def info(self) -> BackboneInfo:
         return self.method.network.info
 
+    @property
+    def has_sigma(self) -> bool:
+        with torch.no_grad():
+            return self.method.sigma(torch.zeros(1, self.info.dim, device=self.device)) is not None
+
     def predict(self, images: Any, batch_size: int = 256) -> Prediction:
         """`images`: paths, PIL images, or a uint8 tensor or array N x H x W x 3 or N x 3 x H x W; or one path or PIL image.
         Where the backbone is frozen, also a tensor or array N x D of its features."""
@@ -82,17 +85,12 @@ class Model:
         elif not isinstance(images, Tensor):
             images = list(images)
         if len(images) == 0:
-            sigma = (
-                np.empty(0, np.float32)
-                if self.method.sigma(torch.zeros(1, self.info.dim, device=self.device)) is not None
-                else None
-            )
-            return Outputs(np.empty((0, len(self.classes)), np.float32), sigma)
+            sigma_N = np.empty(0, np.float32) if self.has_sigma else None
+            return Outputs(np.empty((0, len(self.classes)), np.float32), sigma_N)
         if isinstance(images, Tensor) and images.ndim == 2:
             self.check_features(images.shape[1], "the tensor")
-            return run_batches(
-                self.method, (c.float().to(self.device) for c in torch.split(images, batch_size)), statistics
-            )
+            rows = (chunk.float().to(self.device) for chunk in torch.split(images, batch_size))
+            return run_batches(self.method, rows, statistics)
         chunks = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
         return run_batches(self.method, map(self._view, chunks), statistics)
 
@@ -103,11 +101,15 @@ class Model:
         if dim != self.info.dim:
             raise UserError(f"the features of {what} have {dim} dimensions; the run's model takes {self.info.dim}")
 
-    def _view(self, images: Any) -> Tensor:
+    def check_images(self) -> None:
+        """That this model can predict from images."""
         if features_dim(self.info.name) is not None:
             raise UserError(
-                f"the run's model takes features (N x {self.info.dim}), not images: `certvol extract` makes them"
+                f"the run's model takes features (N x {self.info.dim}), not images: `certvol extract` makes them, as .npz files"
             )
+
+    def _view(self, images: Any) -> Tensor:
+        self.check_images()
         size = cache_size(self.info.image_size)
         if isinstance(images, Tensor):
             pixels = _tensor_pixels(images, size)
@@ -163,18 +165,19 @@ def load(run: str | Path, device: str = "auto", which: Literal["model", "pretrai
         raise UserError(f"{weights} is damaged or no weights of certvol: {error}") from None
     backbone, info = seeded_backbone(replace(config.model, weights="none"), config.data.image_size, 0)
     method = create_method(config, backbone, info, len(classes))
+    method.teacher = None  # what a run delivers is its teacher already
     load_into(method, tensors, str(weights))
     method.network.domains.mode = mode
     place = pick_device(device)
     return Model(method.to(place).eval(), classes, config, place)
 
 
-def predict_files(
-    model: Model, paths: list[str], reporter: Reporter
-) -> tuple[list[str], Outputs, list[tuple[str, str]]]:
-    """(readable files, their outputs, unreadable ones with the reason). Memory does not grow with the number of files."""
-    readable: list[str] = []
-    failures: list[tuple[str, str]] = []
+def read_batches(
+    model: Model, paths: list[str], reporter: Reporter, readable: list[str], failures: list[tuple[str, str]]
+) -> Iterator[Tensor]:
+    """Normalised images of the files that can be read, which `readable` then names; the others go to `failures`, with the reason.
+    Memory does not grow with the number of files."""
+    model.check_images()
     size = cache_size(model.info.image_size)
 
     def pixels(path: str) -> NDArray[np.uint8] | str:
@@ -184,48 +187,39 @@ def predict_files(
         except UnreadableImage as error:
             return str(error)
 
-    def batches() -> Iterator[Tensor]:
-        reporter.start("predicting", len(paths))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for start in range(0, len(paths), PREDICT_BATCH):
-                chunk = paths[start : start + PREDICT_BATCH]
-                kept = []
-                for path, found in zip(chunk, pool.map(pixels, chunk), strict=True):
-                    if isinstance(found, str):
-                        failures.append((path, found))
-                    else:
-                        kept.append(found)
-                        readable.append(path)
-                reporter.advance(len(chunk))
-                if kept:
-                    images = torch.from_numpy(np.stack(kept)).to(model.device)
-                    yield test_view(images, model.info.image_size, model.info.mean, model.info.std)
-        reporter.finish()
+    reporter.start("predicting", len(paths))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), PREDICT_BATCH):
+            chunk = paths[start : start + PREDICT_BATCH]
+            kept = []
+            for path, found in zip(chunk, pool.map(pixels, chunk), strict=True):
+                if isinstance(found, str):
+                    failures.append((path, found))
+                else:
+                    kept.append(found)
+                    readable.append(path)
+            reporter.advance(len(chunk))
+            if kept:
+                images = torch.from_numpy(np.stack(kept)).to(model.device)
+                yield test_view(images, model.info.image_size, model.info.mean, model.info.std)
+    reporter.finish()
 
-    outputs = run_batches(model.method, batches(), TARGET)
+
+def predict_files(
+    model: Model, paths: list[str], reporter: Reporter
+) -> tuple[list[str], Outputs, list[tuple[str, str]]]:
+    """(readable files, their outputs, unreadable ones with the reason)."""
+    readable: list[str] = []
+    failures: list[tuple[str, str]] = []
+    outputs = run_batches(model.method, read_batches(model, paths, reporter, readable, failures), TARGET)
     return readable, outputs, failures
 
 
-def predict_feature_files(model: Model, files: list[str]) -> tuple[list[str], Outputs]:
-    """(names of the rows, their outputs) of .npz files of features; of several views the first is the test view."""
-    names: list[str] = []
-    rows: list[NDArray[np.float32]] = []
+def feature_batches(model: Model, files: list[str], names: list[str]) -> Iterator[Tensor]:
+    """The rows of .npz files of features, whose names `names` then holds; of several views the first is the test view."""
     for file in files:
         found = open_target_features(file)
         model.check_features(found.dim, file)
         names += found.paths
-        rows.append(found.features[found.rows, 0])
-    return names, model.outputs(np.concatenate(rows))
-
-
-def accept(run: str | Path, outputs: Outputs, coverage: float) -> NDArray[np.bool_]:
-    """Images at least as certain as the most certain `coverage` of the run's own target, by sigma or else by probability."""
-    column, values = ("probability", outputs.confidence_N) if outputs.sigma_N is None else ("sigma", outputs.sigma_N)
-    table = RunFolder(run).predictions
-    try:
-        target = np.array([float(value) for value in read_column(table, column)], dtype=np.float32)
-        if len(target) == 0 or not np.isfinite(target).all():
-            raise ValueError(f"no figures under `{column}`")
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"{table} is damaged or no table of predictions: {error}") from None
-    return np.asarray(values >= np.quantile(target, 1 - coverage, method="lower"))
+        for chunk in torch.split(torch.from_numpy(found.features[found.rows, 0]), PREDICT_BATCH):
+            yield chunk.to(model.device)

@@ -1,9 +1,10 @@
 """Signs, without any target label, of how well a model does on the target. P: N x C probabilities.
 
-The collapse guard watches them in every cycle; the trial of normalisation modes is decided by them.
+The collapse guard watches them in every cycle; the trial of normalisation modes is decided by them, and so is the checkpoint
+that a run delivers where it is asked to choose.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ Probabilities = NDArray[np.float32]
 _TINY = 1e-12
 CLEARLY = 0.05
 SPREADING, STILL_ALIKE = 1.3, 0.75
+SND_TEMPERATURE, SND_ROWS = 0.05, 512
+SND_IMAGES = 512  # per cycle: its cost grows with the square of their number
 
 
 def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -39,12 +42,78 @@ def agreement(probabilities_NC: Probabilities, reference_NC: Probabilities) -> f
     return float((probabilities_NC.argmax(axis=1) == reference_NC.argmax(axis=1)).mean())
 
 
+def batch_nuclear_norm(probabilities_NC: Probabilities) -> float:
+    """BNM: sum of the singular values of P, over N. Large where predictions are confident and of many classes."""
+    # Those of the triangle of a QR decomposition are the same, and it has C rows instead of N.
+    triangle = np.linalg.qr(probabilities_NC.astype(np.float64), mode="r")
+    return float(np.linalg.svd(triangle, compute_uv=False).sum() / len(probabilities_NC))
+
+
+def soft_neighbourhood_density(probabilities_NC: Probabilities, temperature: float = SND_TEMPERATURE) -> float:
+    """SND: mean over images of the entropy of softmax(cosine to each other image / temperature). High where clusters are dense.
+
+    It is as high where all images fall into one cluster: the guard must have found the model healthy.
+    """
+    if len(probabilities_NC) < 2:
+        return 0.0
+    p = probabilities_NC.astype(np.float32)
+    unit_NC = p / np.linalg.norm(p, axis=1, keepdims=True)
+    total = 0.0
+    for start in range(0, len(unit_NC), SND_ROWS):  # a few rows at a time: N x N need not fit
+        rows = unit_NC[start : start + SND_ROWS]
+        near_RN = (rows @ unit_NC.T - 1) / temperature  # at most 0, so that nothing overflows
+        weight_RN = np.exp(near_RN)
+        itself = (np.arange(len(rows)), np.arange(start, start + len(rows)))
+        weight_RN[itself], near_RN[itself] = 0, 0
+        sum_R = weight_RN.sum(axis=1, dtype=np.float64)
+        total += float((np.log(sum_R) - np.einsum("rn,rn->r", weight_RN, near_RN) / sum_R).sum())
+    return total / len(unit_NC)
+
+
+def class_correlation(probabilities_NC: Probabilities) -> float:
+    """Corr-C: trace of P'P over its Frobenius norm: sqrt(C) where predictions are confident and balanced, 1 where they are all
+    of one class or all uniform. So more is better; some code of others takes the least for the best.
+    """
+    p = probabilities_NC.astype(np.float64)
+    together_CC = p.T @ p
+    return float(np.trace(together_CC) / np.linalg.norm(together_CC))
+
+
+def ensemble_agreement(candidates: Iterable[Probabilities]) -> list[float]:
+    """EnsV, of each candidate: share of images that it classifies as the mean of all candidates does.
+
+    Taken one by one: all at once may not fit into memory.
+    """
+    labels: list[NDArray[np.int64]] = []
+    sum_NC = np.zeros((), dtype=np.float32)
+    for probabilities_NC in candidates:
+        sum_NC = sum_NC + probabilities_NC
+        labels.append(probabilities_NC.argmax(axis=1))
+    return [float((own_N == sum_NC.argmax(axis=1)).mean()) for own_N in labels]
+
+
+# Scores of one model that a checkpoint can be chosen by; -1 where less is better. `ensv` needs several models at once.
+DIRECTION = {
+    "mutual_information": 1,
+    "bnm": 1,
+    "snd": 1,
+    "corr_c": 1,
+    "entropy": -1,
+    "source_accuracy": 1,
+    "sigma": 1,
+}
+SELECTORS = (*DIRECTION, "ensv")
+
+
 def label_free_scores(
     probabilities_NC: Probabilities, pretrained_NC: Probabilities, source_accuracy: float | None
 ) -> dict[str, float | None]:
     """What is logged per cycle. `source_accuracy`: on held-out source images, None where none are held out."""
     return {
         "mutual_information": mutual_information(probabilities_NC),
+        "bnm": batch_nuclear_norm(probabilities_NC),
+        "snd": soft_neighbourhood_density(probabilities_NC[:SND_IMAGES]),
+        "corr_c": class_correlation(probabilities_NC),
         "entropy": mean_entropy(probabilities_NC),
         "classes_in_use": classes_in_use(probabilities_NC),
         "agreement_with_pretrained": agreement(probabilities_NC, pretrained_NC),

@@ -5,9 +5,11 @@ from certvol.data.batches import (
     batch_shape,
     by_class,
     class_visits,
+    draw_plain,
     hold_out,
     images_needed,
     plan_mixed_cycle,
+    plan_plain_cycle,
     plan_source_cycle,
 )
 
@@ -141,3 +143,39 @@ def test_a_class_without_images_is_an_error_not_an_endless_search() -> None:
         plan_source_cycle(
             [np.arange(5), np.array([], dtype=np.int64)], np.array([[0, 1]]), shape, np.random.default_rng(0)
         )
+
+
+def test_plain_batches_take_each_image_once_before_any_twice() -> None:
+    rng = np.random.default_rng(0)
+    drawn = draw_plain(np.arange(10, 30), 6, 5, rng).ravel()
+    assert sorted(drawn[:20].tolist()) == list(range(10, 30))
+    assert len(set(drawn[20:].tolist())) == 10
+
+
+def test_a_plain_batch_is_half_target_with_labels_by_number() -> None:
+    rng = np.random.default_rng(0)
+    source_labels, target_labels = rng.integers(0, 3, 40), rng.integers(0, 3, 50)
+    target = draw_plain(np.arange(50), 4, 6, rng)
+    plan = plan_plain_cycle(np.arange(0, 40, 2), source_labels, target, target_labels, 12, rng)
+    assert plan.images_SN.shape == (4, 12)
+    assert plan.num_source_S.tolist() == [6] * 4
+    assert (plan.images_SN[:, :6] % 2 == 0).all()
+    assert np.array_equal(plan.labels_SN[:, :6], source_labels[plan.images_SN[:, :6]])
+    assert np.array_equal(plan.images_SN[:, 6:], target)
+    assert np.array_equal(plan.labels_SN[:, 6:], target_labels[target])
+    plan.check(40, 50, 3)
+
+
+def test_source_images_fill_a_plain_batch_without_target_images() -> None:
+    rng = np.random.default_rng(0)
+    target = draw_plain(np.empty(0, dtype=np.int64), 3, 6, rng)
+    plan = plan_plain_cycle(np.arange(9), np.zeros(9, dtype=np.int64), target, np.full(5, -1), 12, rng)
+    assert plan.num_source_S.tolist() == [12] * 3
+    plan.check(9, 5, 2)
+
+
+def test_classes_come_in_plain_batches_as_often_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [90, 10])
+    plan = plan_plain_cycle(np.arange(100), labels, np.empty((20, 0), dtype=np.int64), labels[:0], 10, rng)
+    assert np.bincount(plan.labels_SN.ravel()).tolist() == [180, 20]

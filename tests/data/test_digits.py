@@ -67,7 +67,7 @@ def test_the_seed_decides() -> None:
 
 
 def test_every_font_draws_ten_different_digits_that_fill_the_frame() -> None:
-    fonts = digits._load_fonts()
+    fonts = digits.load_fonts()
     assert len(fonts) == len(digits.THIN_FONTS) + len(digits.BOLD_FONTS) >= 15
     for font in fonts:
         drawn = {bytes(font.getmask(str(digit))) for digit in range(10)}

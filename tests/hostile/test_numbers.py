@@ -247,8 +247,12 @@ def relabelled(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], n
     honest = labeller.file_by_label
     counts: list[np.ndarray] = []
 
-    def file_by_label(label_chunk: Callable[..., np.ndarray], *rest: object, **more: object) -> object:
-        filed = honest(lambda images, number: change(label_chunk(images, number)), *rest, **more)
+    def file_by_label(label_chunk: Callable[..., Callable[[], np.ndarray]], *rest: object, **more: object) -> object:
+        def changed(images: np.ndarray, number: int) -> Callable[[], np.ndarray]:
+            labels = label_chunk(images, number)
+            return lambda: change(labels())
+
+        filed = honest(changed, *rest, **more)
         counts.append(filed.counts_C)
         return filed
 

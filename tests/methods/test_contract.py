@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from certvol.config import ModelConfig
+from certvol.config import ModelConfig, resolve
+from certvol.errors import UserError
 from certvol.methods import discover
-from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.methods.protocol import AdaptationMethod, Batch, Survey
 from certvol.nn.network import Network, seeded_backbone
 
 METHODS = discover()
@@ -41,6 +42,32 @@ def make_batch(adapting: bool = True, seed: int = 0, n: int = 16) -> Batch:
     )
 
 
+def make_survey(method: AdaptationMethod, n: int, seed: int = 0, stage: int = 1) -> Survey:
+    """`n` target images whose features are random, as far as the method asks for it."""
+    generator = torch.Generator().manual_seed(seed)
+    features_ND = torch.randn(n, method.network.info.dim, generator=generator).relu()
+    with torch.no_grad():
+        probabilities_NC = method.eval().logits(features_ND).softmax(dim=1)
+    centres_CD = torch.rand(CLASSES, method.network.info.dim, generator=generator) if method.surveys_source else None
+    return Survey(features_ND, probabilities_NC, centres_CD, stage, generator)
+
+
+def fitted(method: AdaptationMethod, batch: Batch, seed: int = 0) -> Batch:
+    """The batch with what this method's trainer would add to it: another view, and rows of its tables."""
+    if not batch.adapting:
+        return batch
+    training = method.training
+    tables = {}
+    if method.labels_whole_target:
+        with torch.no_grad():
+            noted = method.label_target(make_survey(method, 64, seed)).tables
+        tables = {name: table[: len(batch.labels_N) - batch.num_source] for name, table in noted.items()}
+    method.train(training)
+    generator = torch.Generator().manual_seed(seed + 1)
+    other = torch.randn(batch.images_NCHW.shape, generator=generator) if method.views_per_image == 2 else None
+    return dataclasses.replace(batch, tables=tables, other_images_NCHW=other)
+
+
 def test_the_core_methods_are_there() -> None:
     assert {"cvp", "basic", "source_only"} <= set(METHODS)
 
@@ -58,18 +85,39 @@ def test_a_method_is_one_file_with_a_line_about_itself_and_frozen_settings(name:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_numbers_out_of_range_are_refused_by_name(name: str) -> None:
+    configs = {name: METHODS[name].Config}
+    for field in dataclasses.fields(METHODS[name].Config):
+        if field.type in (int, float):
+            with pytest.raises(UserError, match=rf"`method\.{field.name}` should"):
+                resolve(configs, overrides={"method.name": name, f"method.{field.name}": -1})
+
+
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("adapting", [False, True])
 def test_loss_terms_are_finite_scalars_with_gradients(name: str, adapting: bool) -> None:
     method = make_method(name).train()
-    terms = method.loss_terms(make_batch(adapting))
+    terms = method.loss_terms(fitted(method, make_batch(adapting)))
     assert terms
     for value in terms.values():
         assert value.shape == ()
         assert torch.isfinite(value)
     method.loss(terms).backward()
-    for parameter_name, parameter in method.named_parameters():
+    # A network that compares the domains has nothing to learn in pretraining; what predicts learns in both phases.
+    learning = method if adapting else method.network
+    for parameter_name, parameter in learning.named_parameters():
         assert parameter.grad is not None, parameter_name
-        assert torch.isfinite(parameter.grad).all()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_logits_are_one_per_class_and_dropout_is_on_demand_in_evaluation(name: str) -> None:
+    method = make_method(name).eval()
+    features_ND = torch.randn(5, method.network.info.dim)
+    logits_NC = method.logits(features_ND)
+    assert logits_NC.shape == (5, CLASSES)
+    assert torch.equal(method.logits(features_ND), logits_NC)
+    assert not torch.equal(method.logits(features_ND, dropout=0.5), logits_NC)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -77,8 +125,9 @@ def test_the_same_seeds_give_the_same_loss(name: str) -> None:
     values = []
     for _ in range(2):
         method = make_method(name).train()
+        batch = fitted(method, make_batch())
         torch.manual_seed(3)
-        values.append({k: v.item() for k, v in method.loss_terms(make_batch()).items()})
+        values.append({k: v.item() for k, v in method.loss_terms(batch).items()})
     assert values[0] == values[1]
 
 
@@ -99,10 +148,12 @@ class _TensorsAlone(TorchDispatchMode):
 @pytest.mark.parametrize("adapting", [False, True])
 def test_a_step_works_on_tensors_alone(name: str, adapting: bool) -> None:
     method = make_method(name).train()
-    batch = make_batch(adapting)
+    batch = fitted(method, make_batch(adapting))
     with _TensorsAlone():
         method.loss(method.loss_terms(batch)).backward()
         method.after_step()
+        if method.teacher is not None:
+            method.teacher.follow()
 
 
 def test_the_check_for_tensors_alone_can_fail() -> None:
@@ -113,11 +164,63 @@ def test_the_check_for_tensors_alone_can_fail() -> None:
             step()
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.uses_split])
+def test_a_method_that_says_so_treats_source_and_target_rows_alike(name: str) -> None:
+    found = []
+    for num_source in (8, 11):
+        torch.manual_seed(0)
+        terms = make_method(name).train().loss_terms(dataclasses.replace(make_batch(), num_source=num_source))
+        found.append({key: value.item() for key, value in terms.items()})
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_one_label_only_gives_finite_losses(name: str) -> None:
     method = make_method(name).train()
-    batch = dataclasses.replace(make_batch(), labels_N=torch.zeros(16, dtype=torch.int64))
+    batch = fitted(method, dataclasses.replace(make_batch(), labels_N=torch.zeros(16, dtype=torch.int64)))
     assert all(torch.isfinite(value) for value in method.loss_terms(batch).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("adapting", [False, True])
+def test_losses_are_float32_and_near_those_of_full_precision_under_autocast(name: str, adapting: bool) -> None:
+    values = []
+    for bf16 in (False, True):
+        method = make_method(name).train()
+        batch = fitted(method, make_batch(adapting))
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            terms = method.loss_terms(batch)
+        assert all(value.dtype == torch.float32 for value in terms.values())
+        method.loss(terms).backward()
+        assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+        values.append({key: value.item() for key, value in terms.items()})
+    assert values[1] == pytest.approx(values[0], rel=0.15, abs=0.05)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("num_source", [16, 15, 1, 0])
+def test_batches_of_one_domain_alone_give_finite_losses_and_gradients(name: str, num_source: int) -> None:
+    """Source images stand in for classes without target images; a process of several may get rows of one domain only."""
+    method = make_method(name).train()
+    terms = method.loss_terms(fitted(method, dataclasses.replace(make_batch(), num_source=num_source)))
+    usual = method.loss_terms(fitted(method, make_batch()))
+    assert set(terms) == set(usual), "all batches of a phase have the same terms"
+    assert all(torch.isfinite(value) for value in terms.values())
+    method.loss(terms).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("scale", [0.0, 1e6])
+def test_images_of_nothing_and_of_huge_values_give_finite_losses_and_gradients(name: str, scale: float) -> None:
+    method = make_method(name).train()
+    method.network.domains.mode = "frozen"  # without the batch's statistics features are as small or large as images
+    batch = fitted(method, make_batch())
+    terms = method.loss_terms(dataclasses.replace(batch, images_NCHW=batch.images_NCHW * scale))
+    assert all(torch.isfinite(value) for value in terms.values())
+    method.loss(terms).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
 
 
 @pytest.mark.parametrize("name", METHODS)

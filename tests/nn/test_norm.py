@@ -147,3 +147,48 @@ def test_a_smaller_last_batch_weighs_less() -> None:
     norm.estimate_target_statistics(backbone, [images[:8], images[8:] + 5])
     expected = (8 * images[:8].mean((0, 2, 3)) + 2 * (images[8:] + 5).mean((0, 2, 3))) / 10
     assert torch.allclose(next(norm.domain_layers(backbone)).running_mean_2C[norm.TARGET], expected, atol=1e-5)
+
+
+def _trained(layer: norm.DomainBatchNorm, out: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+    """What a step sees of a layer: output, gradients, statistics."""
+    (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum().backward()
+    tensors = [out, x.grad, layer.weight_SC.grad, layer.bias_SC.grad, layer.running_mean_2C, layer.running_var_2C]
+    return [tensor.detach() for tensor in tensors if tensor is not None]
+
+
+@pytest.mark.parametrize("mode", ["per_domain", "dsbn"])
+def test_the_fused_form_for_halves_is_the_same_function(mode: norm.Mode) -> None:
+    found = []
+    for fused in (False, True):
+        layer, domains, _ = _layer(mode)
+        domains.num_source = 4
+        torch.manual_seed(1)
+        x = (torch.randn(8, 3, 5, 5) * 2 + 3).requires_grad_()
+        found.append(_trained(layer, layer.normalise_halves(x) if fused else layer(x), x))
+    assert len(found[0]) == 6
+    for plain, fused_one in zip(*found, strict=True):
+        assert torch.allclose(plain, fused_one, atol=1e-5)
+
+
+def test_synchronised_alone_is_an_ordinary_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "_sum_over_processes", lambda values: values)
+    found = []
+    for synchronised in (False, True):
+        layer, domains, _ = _layer("mixed")
+        domains.synchronised = synchronised
+        torch.manual_seed(1)
+        x = (torch.randn(8, 3, 5, 5) * 2 + 30).requires_grad_()
+        found.append(_trained(layer, layer(x), x))
+    for plain, other in zip(*found, strict=True):
+        assert torch.allclose(plain, other, atol=1e-4)
+
+
+def test_a_single_row_of_a_domain_is_normalised_with_what_is_stored() -> None:
+    domains = norm.Domains(mode="per_domain", num_source=3)
+    layer = norm.DomainBatchNorm(nn.BatchNorm1d(2), domains)
+    x = torch.randn(4, 2)
+    y = layer(x)
+    assert torch.allclose(y[3], x[3] / (1 + 1e-5) ** 0.5)
+    assert torch.allclose(y[:3].mean(0), torch.zeros(2), atol=1e-6)
+    assert torch.equal(layer.running_mean_2C[norm.TARGET], torch.zeros(2))
+    assert not torch.equal(layer.running_mean_2C[norm.SOURCE], torch.zeros(2))

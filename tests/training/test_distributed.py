@@ -1,5 +1,6 @@
 """Two processes on the CPU, started as a user starts them: by torchrun."""
 
+import json
 import os
 import signal
 import subprocess
@@ -23,10 +24,6 @@ SAME = tiny(
     training__batch_size=24,
     training__learning_rate=0.003,
 )
-
-
-# These wait for moments of two processes under torchrun, and are not yet steady on a machine that is busy otherwise.
-BY_HAND = pytest.mark.skipif("CERTVOL_TEST_TEAMS" not in os.environ, reason="set CERTVOL_TEST_TEAMS=1 to run it")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +55,16 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
     return out, error
 
 
+def wait_for_a_checkpoint(run: Path, other_than: str = "") -> str:
+    """What `latest.json` says, once it says something new."""
+    latest, deadline = run / "checkpoint" / "latest.json", time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if latest.exists() and (found := latest.read_text()) != other_than:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no checkpoint")
+
+
 def test_shares_are_whole_and_even() -> None:
     for count in (0, 1, 7, 8, 64):
         parts = [Team(rank, 3).share(count) for rank in range(3)]
@@ -78,9 +85,13 @@ def test_alone_nothing_is_gathered_averaged_or_waited_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["cvp", "basic"])
+@pytest.mark.parametrize("method", ["cvp", "basic", "dann", "ufal", "self_ensembling"])
 def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     settings = {**SAME, "method.name": method}
+    if method == "dann":  # a network that pretraining leaves out
+        settings |= {"method.discriminator_norm": False, "training.weight_decay": 0.1}
+    if method == "self_ensembling":  # balance over a share of the batch is another than over the whole
+        settings |= {"method.balance_weight": 0.0, "method.threshold": 0.3}
     if method != "cvp":
         settings.pop("method.num_samples")
     for processes in (1, 2):
@@ -95,16 +106,66 @@ def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path,
     assert any((moved[key] - start_weights[key]).abs().max() > 1e-3 for key in moved)
     one, two = ((tmp_path / n / "predictions.csv").read_text().splitlines() for n in "12")
     assert [line.split(",")[:2] for line in one] == [line.split(",")[:2] for line in two]
+    one, two = ((tmp_path / n / "measures.csv").read_text().splitlines() for n in "12")
+    for mine, theirs in zip(one[1:], two[1:], strict=True):
+        for cell, other in zip(mine.split(",")[3:], theirs.split(",")[3:], strict=True):
+            assert cell == other == "" or abs(float(cell) - float(other)) < 1e-2, (mine, theirs)
+    features, others = (load_file(tmp_path / n / "features.safetensors") for n in "12")
+    assert features["indices"].tolist() == others["indices"].tolist()
+    for key in ("pretrained", "adapted"):
+        assert torch.allclose(features[key].float(), others[key].float(), atol=1e-2), key
 
 
-@BY_HAND
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["can", "rsda_mstn"])
+def test_two_processes_label_the_whole_target_alike(method: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Their losses compare rows within each process's share, so that the weights are others; the first labels are the same."""
+    settings = {**SAME, "method.name": method, "training.teacher": 0.5, "training.checkpoint_seconds": 0}
+    settings.pop("method.num_samples")
+    if method == "rsda_mstn":
+        settings["method.rounds"] = 1
+    labels = []
+    for processes in (1, 2):
+        run = tmp_path / str(processes)
+        finish(start(processes, *arguments(folders, run, {**settings, "training.cycles": 1})))
+        newest = json.loads((run / "checkpoint" / "latest.json").read_text())[0]
+        labels.append(load_file(run / "checkpoint" / newest["file"])["labelled"])
+    assert torch.equal(labels[0], labels[1])
+    assert (labels[0] >= 0).sum() > 20
+    finish(start(2, *arguments(folders, tmp_path / "whole", settings)))
+    assert (tmp_path / "whole" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mixed", "per_domain"])
+def test_with_synchronised_norm_two_processes_have_the_statistics_of_one(
+    mode: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {
+        **SAME,
+        "model.norm": mode,
+        "training.pretrain_steps": 3,
+        "training.cycles": 2,
+        "training.cycle_steps": 2,
+    }
+    for processes, synchronised in ((1, False), (2, True), (2, False)):
+        words = arguments(
+            folders, tmp_path / f"{processes}{synchronised}", {**settings, "model.sync_norm": synchronised}
+        )
+        finish(start(processes, *words))
+    alone, together, apart = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("1False", "2True", "2False")
+    )
+    for key in alone:
+        assert torch.allclose(alone[key], together[key], atol=1e-4), key
+    assert any((alone[key] - apart[key]).abs().max() > 1e-3 for key in alone)
+
+
 @pytest.mark.slow
 def test_a_stopped_team_goes_on_to_the_same_weights(folders: tuple[Path, Path], tmp_path: Path) -> None:
     settings = tiny(training__pretrain_steps=400, training__checkpoint_seconds=0)
     process = start(2, *arguments(folders, tmp_path / "parts", settings))
-    deadline = time.monotonic() + 90
-    while not (tmp_path / "parts" / "checkpoint" / "latest.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_a_checkpoint(tmp_path / "parts")
     process.send_signal(signal.SIGTERM)
     finish(process, code=143)
     assert not (tmp_path / "parts" / "model.safetensors").exists()
@@ -115,22 +176,20 @@ def test_a_stopped_team_goes_on_to_the_same_weights(folders: tuple[Path, Path], 
         assert torch.allclose(parts[key], whole[key], atol=1e-4), key
 
 
-@BY_HAND
 @pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_goes_on(folders: tuple[Path, Path], tmp_path: Path) -> None:
     settings = tiny(training__pretrain_steps=4000, training__checkpoint_seconds=0)
     process = start(2, *arguments(folders, tmp_path / "run", settings))
-    deadline = time.monotonic() + 90
-    while not (tmp_path / "run" / "checkpoint" / "latest.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_a_checkpoint(tmp_path / "run")
     children = subprocess.run(
         ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
     ).stdout.split()
     os.kill(int(children[-1]), signal.SIGKILL)
     _, error = finish(process, code=1)
     assert "Signal 9" in error or "SIGKILL" in error
+    left = (tmp_path / "run" / "checkpoint" / "latest.json").read_text()
     second = start(2, "--resume", str(tmp_path / "run"))
-    time.sleep(8)
+    wait_for_a_checkpoint(tmp_path / "run", other_than=left)
     second.send_signal(signal.SIGTERM)
     _, error = finish(second, code=143)
     assert "going on from pretrain" in error

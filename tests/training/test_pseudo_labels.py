@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from certvol.training.pseudo_labels import file_by_label
 LABELS = np.random.default_rng(0).choice(4, size=1000, p=[0.5, 0.3, 0.15, 0.05])
 
 
-def _label(images: np.ndarray, number: int) -> np.ndarray:
-    return LABELS[images]
+def _label(images: np.ndarray, number: int) -> Callable[[], np.ndarray]:
+    return lambda: LABELS[images]
 
 
 def test_a_walk_ends_when_every_class_has_what_it_needs() -> None:
@@ -49,12 +50,26 @@ def test_labelling_everything_walks_everything() -> None:
 def test_chunks_are_numbered() -> None:
     numbers = []
 
-    def label(images: np.ndarray, number: int) -> np.ndarray:
+    def label(images: np.ndarray, number: int) -> Callable[[], np.ndarray]:
         numbers.append(number)
-        return np.zeros(len(images), dtype=np.int64)
+        return lambda: np.zeros(len(images), dtype=np.int64)
 
     file_by_label(label, np.arange(10), np.array([100]), 4)
     assert numbers == [0, 1, 2]
+
+
+def test_labels_are_asked_for_only_when_the_walk_could_end() -> None:
+    """Five chunks cannot hold the 300 images that are needed in all: six are on their way before any label is waited for."""
+    events: list[str] = []
+
+    def label(images: np.ndarray, number: int) -> Callable[[], np.ndarray]:
+        events.append(f"start {number}")
+        return lambda: events.append(f"read {number}") or LABELS[images]  # type: ignore[func-returns-value]
+
+    filed = file_by_label(label, np.arange(1000), np.array([150, 90, 45, 15]), chunk_size=50)
+    assert events[:12] == [f"start {n}" for n in range(6)] + [f"read {n}" for n in range(6)]
+    assert events[12:14] == ["start 6", "read 6"]
+    assert filed.walked % 50 == 0
 
 
 def _drawn(seed: int, everything: bool, shuffled: bool = True) -> np.ndarray:

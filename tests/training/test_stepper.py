@@ -42,3 +42,27 @@ def test_a_step_is_sgd_with_nesterov_momentum_and_weight_decay(clip: float) -> N
                 p -= learning_rate * (gradient + 0.9 * momentum[name])
         for (name, mine), theirs in zip(method.named_parameters(), twin.parameters(), strict=True):
             assert torch.allclose(mine, theirs, atol=1e-6), name
+
+
+def test_a_batch_holds_the_rows_of_its_target_images_and_another_view_where_the_method_asks() -> None:
+    rng = np.random.default_rng(0)
+    method = make_method("self_ensembling")
+    store = PixelStore(rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8), np.arange(20), torch.device("cpu"), 0.5)
+    views = Views(store, store, method.network.info, AugmentConfig())
+    plan = CyclePlan(rng.integers(0, 20, (1, 16)), np.zeros((1, 16), dtype=np.int64), np.array([6], dtype=np.int64))
+    for rank, target_rows in ((0, slice(6, 11)), (1, slice(11, 16))):
+        stepper = Stepper(method, views, TrainingConfig(), Team(rank, 2), bf16=False)
+        stepper.tables = {"number": torch.arange(20), "square": torch.arange(20)[:, None] ** 2}
+        batch = stepper._batch(plan, 0, 0, adapting=True)
+        expected = plan.images_SN[0, target_rows].tolist()
+        assert batch.tables["number"].tolist() == expected
+        assert batch.tables["square"][:, 0].tolist() == [number**2 for number in expected]
+        assert batch.other_images_NCHW is not None
+        assert batch.other_images_NCHW.shape == batch.images_NCHW.shape
+        assert not torch.equal(batch.other_images_NCHW, batch.images_NCHW)
+        pretraining = stepper._batch(plan, 0, 0, adapting=False)
+        assert pretraining.other_images_NCHW is None
+        assert pretraining.tables == {}
+    plain = Views(store, store, method.network.info, AugmentConfig(enabled=False))
+    batch = Stepper(method, plain, TrainingConfig(), Team(), bf16=False)._batch(plan, 0, 0, adapting=True)
+    assert torch.equal(batch.other_images_NCHW, batch.images_NCHW)  # of the same images

@@ -53,7 +53,7 @@ def test_a_run_leaves_what_the_design_says(folders: tuple[Path, Path], tmp_path:
     folder = run.path
     for name in (
         "config.yaml environment.json history.jsonl timing.jsonl pretrained.safetensors model.safetensors predictions.csv "
-        "metrics.json checkpoint/latest.json cycles/scores.jsonl"
+        "metrics.json checkpoint/latest.json cycles/scores.jsonl measures.csv evaluation.json features.safetensors"
     ).split():
         assert (folder / name).exists(), name
     history = lines(folder / "history.jsonl")
@@ -238,7 +238,7 @@ def test_a_method_can_ask_for_labels_of_the_whole_target(
     from certvol.methods.cvp import Method
 
     monkeypatch.setattr(Method, "labels_whole_target", True)
-    monkeypatch.setattr("certvol.training.trainer.CPU_EVALUATION_BATCH", 6)
+    monkeypatch.setattr("certvol.acceleration.CPU_EVALUATION_BATCH", 6)
     run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__batch_size=8))
     assert [line["labelled"] for line in lines(run.path / "timing.jsonl") if "labelled" in line] == [36, 36, 36]
 
@@ -246,7 +246,7 @@ def test_a_method_can_ask_for_labels_of_the_whole_target(
 def test_labelling_on_demand_ends_early_and_a_cap_ends_it_earlier(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("certvol.training.trainer.CPU_EVALUATION_BATCH", 6)
+    monkeypatch.setattr("certvol.acceleration.CPU_EVALUATION_BATCH", 6)
     settings = tiny(training__cycle_steps=1, training__pretrain_steps=60)
     run = certvol.adapt(*folders, out=tmp_path / "run", **settings)
     labelled = [line["labelled"] for line in lines(run.path / "timing.jsonl") if "labelled" in line]

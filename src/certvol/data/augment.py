@@ -8,8 +8,9 @@ Coordinates are continuous: a pixel's centre lies at (column + 0.5, row + 0.5), 
 N images, S side of the cached square, H = W side of the view, C = 3 channels.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -186,12 +187,17 @@ def colour_matrices(parameters: WarpParameters) -> tuple[Tensor, Tensor]:
 
 
 def train_view(
-    images_u8_NSSC: Tensor, parameters: WarpParameters, out_size: int, mean: Sequence[float], std: Sequence[float]
+    images_u8_NSSC: Tensor,
+    parameters: WarpParameters,
+    out_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    fused: bool = False,
 ) -> Tensor:
     """[N, 3, H, H], float32, normalised: each image under its own parameters. Never waits for the device.
 
     What lies outside an image is its reflection: black corners or the streaks of a repeated border would be edges that no test
-    image has.
+    image has. `fused`: through torch.compile, for a number of images that does not change.
     """
     _check_images(images_u8_NSSC, out_size)
     if not parameters.enabled:
@@ -208,8 +214,23 @@ def train_view(
     packed_NK = torch.cat([warp_N23.flatten(1), matrix_N33.flatten(1), from_mean_N3], dim=1)
     packed_NK = packed_NK.float().to(device, non_blocking=True)
 
+    warp = _compiled_warp() if fused else _warp
+    return warp(images_u8_NSSC, packed_NK, out_size, tuple(mean), tuple(std))
+
+
+@functools.cache
+def _compiled_warp() -> Callable[..., Tensor]:
+    compiled: Callable[..., Tensor] = torch.compile(_warp, dynamic=False)
+    return compiled
+
+
+def _warp(
+    images_u8_NSSC: Tensor, packed_NK: Tensor, out_size: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor:
+    """`packed`: of each image the 2 x 3 entries of its warp, the 3 x 3 of its colours, 3 of its mean grey value."""
+    n = len(images_u8_NSSC)
     # In half precision a coordinate would be off by a pixel; so no autocast, and no matrix product, which may be TF32.
-    with torch.autocast(device.type, enabled=False):
+    with torch.autocast(images_u8_NSSC.device.type, enabled=False):
         grid_NHW2 = _grid(packed_NK[:, :6].reshape(n, 2, 3), out_size)
         images_NCSS = images_u8_NSSC.permute(0, 3, 1, 2).float()
         view_NCHW = F.grid_sample(images_NCSS, grid_NHW2, "bilinear", "reflection", align_corners=False)
@@ -221,7 +242,8 @@ def test_view(images_u8_NSSC: Tensor, out_size: int, mean: Sequence[float], std:
     _check_images(images_u8_NSSC, out_size)
     start = (images_u8_NSSC.shape[1] - out_size) // 2
     centre_NHWC = images_u8_NSSC[:, start : start + out_size, start : start + out_size]
-    return _normalise(centre_NHWC.permute(0, 3, 1, 2).float(), mean, std)
+    scale_3, offset_3 = _scale_and_offset(tuple(mean), tuple(std), images_u8_NSSC.device)
+    return torch.addcmul(offset_3, centre_NHWC.float(), scale_3).permute(0, 3, 1, 2)
 
 
 test_view.__test__ = False  # type: ignore[attr-defined]  # its name would make pytest take it for a test
@@ -265,9 +287,9 @@ def _recolour(
     return out_NCHW
 
 
-def _normalise(images_NCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Values 0..255 to (value / 255 - mean) / std, in place."""
-    # Plain numbers, channel by channel: a tensor made of them would have to be copied to the device.
-    for c, (m, s) in enumerate(zip(mean, std, strict=True)):
-        images_NCHW[:, c].mul_(1 / (255 * s)).sub_(m / s)
-    return images_NCHW
+@functools.cache
+def _scale_and_offset(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of values 0..255, to (value / 255 - mean) / std. Kept, as each copy to a device would be waited for."""
+    with torch.inference_mode(False):
+        means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)

@@ -1,8 +1,9 @@
-"""Which images a cycle's batches hold: class-balanced, half source and half target.
+"""Which images a cycle's batches hold: half source and half target, class-balanced or plain.
 
-A batch visits `classes_per_batch` classes, taken from concatenated random permutations so that each class is visited equally
-often, with the same number of images per class from either domain. A class is drawn without replacement across the cycle and
-reshuffled when it is used up. Source images stand in for a class that has no pseudo-labelled image.
+A balanced batch visits some classes, taken from concatenated random permutations so that each class is visited equally often,
+with the same number of images per class from either domain. A class is drawn without replacement across the cycle and
+reshuffled when it is used up. Source images stand in for a class that has no pseudo-labelled image. A plain batch takes the
+images of either domain as a shuffle brings them, whatever their class.
 """
 
 from collections.abc import Sequence
@@ -129,6 +130,29 @@ def plan_mixed_cycle(
         labels.append(np.repeat(np.array([*source_classes, *present]), shape.per_domain))
         num_source.append(len(source_classes) * shape.per_domain)
     return CyclePlan(np.stack(images), np.stack(labels), np.array(num_source, dtype=np.int64))
+
+
+def draw_plain(pool: Indices, steps: int, per_step: int, rng: np.random.Generator) -> Indices:
+    """Images of each step's plain batch, without replacement until the pool is used up; none of an empty pool."""
+    if len(pool) == 0:
+        return np.empty((steps, 0), dtype=np.int64)
+    return _Drawer(rng.permutation(pool), rng).take(steps * per_step).reshape(steps, per_step)
+
+
+def plan_plain_cycle(
+    source: Indices,
+    source_labels: Indices,
+    target_SN: Indices,
+    target_labels: Indices,
+    batch_size: int,
+    rng: np.random.Generator,
+) -> CyclePlan:
+    """`target_SN`: the target images that were drawn; source images fill the batch. Labels are found by an image's number."""
+    steps, of_target = target_SN.shape
+    source_SN = draw_plain(source, steps, batch_size - of_target, rng)
+    images = np.concatenate([source_SN, target_SN], axis=1)
+    labels = np.concatenate([source_labels[source_SN], target_labels[target_SN]], axis=1)
+    return CyclePlan(images, labels, np.full(steps, source_SN.shape[1], dtype=np.int64))
 
 
 def images_needed(visits_SK: Indices, num_classes: int, shape: BatchShape) -> Indices:

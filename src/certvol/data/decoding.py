@@ -87,6 +87,13 @@ def decode(raw: bytes, size: int | None, max_megapixels: float) -> npt.NDArray[n
         return _pixels(image, size, max_megapixels)
 
 
+def upright_size(raw: bytes, max_megapixels: float) -> tuple[int, int]:
+    """Width and height of the image as `decode` gives it without a size, from the file's head alone."""
+    with _faults_as_reasons(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+        lies = _orientation(image) in (5, 6, 7, 8)
+        return (image.height, image.width) if lies else (image.width, image.height)
+
+
 def square(image: Image.Image, size: int, max_megapixels: float) -> npt.NDArray[np.uint8]:
     """What `decode` gives for the file that an image was opened from; of several frames, the one it stands at.
 

@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,26 +41,30 @@ def write_digits(root: Path, seed: int = 0, per_class: int = 200) -> tuple[Path,
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
     source, target = root / "source", root / "target"
-    if not _is_whole(source, {"version": _VERSION, "seed": seed, "per_class": per_class}):
+    if not is_whole(source, {"version": _VERSION, "seed": seed, "per_class": per_class}):
         images = draw_digits(np.random.default_rng(seed), per_class)
-        _write_folder(source, images, {"version": _VERSION, "seed": seed, "per_class": per_class})
-    if not _is_whole(target, {"version": _VERSION}):
-        _write_folder(target, handwritten_digits(), {"version": _VERSION})
+        write_folder(source, images, {"version": _VERSION, "seed": seed, "per_class": per_class})
+    if not is_whole(target, {"version": _VERSION}):
+        write_folder(target, handwritten_digits(), {"version": _VERSION})
     return source, target
 
 
 def draw_digits(rng: np.random.Generator, per_class: int) -> list[tuple[int, _Bitmap]]:
     """(digit, 8 x 8 values 0..16), `per_class` of each digit."""
-    fonts = _load_fonts()
+    fonts = load_fonts()
     return [(digit, draw_digit(digit, fonts, rng)) for digit in range(10) for _ in range(per_class)]
 
 
-def draw_digit(digit: int, fonts: list[ImageFont.FreeTypeFont], rng: np.random.Generator) -> _Bitmap:
-    """One digit in a random font, slanted, turned, drawn thicker, then reduced as the real ones were."""
+def draw_digit(
+    digit: int, fonts: list[ImageFont.FreeTypeFont], rng: np.random.Generator, stroke: tuple[int, int] | None = None
+) -> _Bitmap:
+    """One digit in a random font, slanted, turned, drawn thicker, then reduced as the real ones were.
+
+    `stroke`: how much thicker at least, and one more than at most; None, for all fonts together: as a pen would, which is
+    neither hair nor brush."""
     number = int(rng.integers(len(fonts)))
-    thicker = int(
-        rng.integers(1, 5) if number < len(THIN_FONTS) else rng.integers(0, 3)
-    )  # a pen is neither hair nor brush
+    low, high = stroke or ((1, 5) if number < len(THIN_FONTS) else (0, 3))
+    thicker = int(rng.integers(low, high))
     canvas = Image.new("L", (_CANVAS, _CANVAS))
     middle = (_CANVAS / 2, _CANVAS / 2)
     ImageDraw.Draw(canvas).text(middle, str(digit), fill=255, font=fonts[number], anchor="mm", stroke_width=thicker)
@@ -106,7 +111,7 @@ def handwritten_digits() -> list[tuple[int, _Bitmap]]:
     return [(int(digit), image.astype(np.uint8)) for digit, image in zip(data.target, data.images, strict=True)]
 
 
-def _load_fonts() -> list[ImageFont.FreeTypeFont]:
+def load_fonts() -> list[ImageFont.FreeTypeFont]:
     import matplotlib
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -115,7 +120,7 @@ def _load_fonts() -> list[ImageFont.FreeTypeFont]:
     return [ImageFont.truetype(file, 72, layout_engine=ImageFont.Layout.BASIC) for file in files]
 
 
-def _write_folder(folder: Path, images: list[tuple[int, _Bitmap]], settings: dict[str, int]) -> None:
+def write_folder(folder: Path, images: Sequence[tuple[int, npt.NDArray[np.generic]]], settings: dict[str, int]) -> None:
     """Beside its place first, then renamed into it: a folder that is there is whole."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -123,7 +128,7 @@ def _write_folder(folder: Path, images: list[tuple[int, _Bitmap]], settings: dic
         for digit in range(10):
             (temporary / str(digit)).mkdir()
         for digit, image in images:
-            pixels = np.rint(image * (255 / 16)).astype(np.uint8)
+            pixels = np.rint(image.astype(np.float64) * (255 / 16)).astype(np.uint8)
             Image.fromarray(pixels).save(temporary / str(digit) / f"{numbers[digit]:04d}.png")
             numbers[digit] += 1
         record = {"settings": settings, "names": _names_digest(temporary)}
@@ -136,7 +141,7 @@ def _write_folder(folder: Path, images: list[tuple[int, _Bitmap]], settings: dic
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _is_whole(folder: Path, settings: dict[str, int]) -> bool:
+def is_whole(folder: Path, settings: dict[str, int]) -> bool:
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         return bool(record["settings"] == settings and record["names"] == _names_digest(folder))

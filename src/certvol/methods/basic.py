@@ -8,6 +8,7 @@ from certvol.methods.protocol import AdaptationMethod, Batch
 
 class Method(AdaptationMethod):
     summary = "self-training: cross-entropy on source labels and target pseudo-labels"
+    uses_split = False
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         logits_NC = self.network.classifier(self.network.features(batch.images_NCHW))

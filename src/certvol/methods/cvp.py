@@ -19,6 +19,7 @@ from certvol.nn.sampling import sample_features, sample_logits
 
 class Method(AdaptationMethod):
     summary = "Certainty Volume Prediction: a Gaussian of predicted width around every feature"
+    uses_split = False
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

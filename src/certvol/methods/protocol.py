@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from certvol.nn.network import Network
+from certvol.nn.teacher import Teacher
+
+MC_ROWS = 4096  # images whose head runs at a time, many times over
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,16 @@ class Batch:
     """Of the phase, 0 to 1; a scalar on the device of the images."""
     adapting: bool
     """False in pretraining, where all rows are source images."""
+    other_images_NCHW: Tensor | None = None
+    """A second view of the same images, for a method with `views_per_image` 2; in adaptation alone."""
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    """Of the target rows, in their order: what the method's `label_target` has noted of these images."""
     watched: dict[str, Tensor] = field(default_factory=dict)
     """A method may leave values per image here (`sigma`), detached: their medians over each domain are logged."""
+
+    def num_labelled(self, with_target: bool) -> int:
+        """How many rows, from the first, train a classifier: the source's, or with the target's pseudo-labels all."""
+        return len(self.labels_N) if with_target else self.num_source
 
     def noise(self, features_ND: Tensor, num_samples: int) -> Tensor:
         """eps ~ N(0, 1), N x M x D. Drawn for the whole batch, so that it depends on an image's place in it alone."""
@@ -43,15 +54,46 @@ class Batch:
         return whole if len(self.rows) == self.total else whole[self.rows]
 
 
+@dataclass(frozen=True)
+class Survey:
+    """All target images as the model sees them before a cycle, on the training device; the same in every process."""
+
+    features_ND: Tensor
+    probabilities_NC: Tensor
+    source_centres_CD: Tensor | None
+    """Of each class, the sum of its source features brought to unit length; for a method that `surveys_source`."""
+    stage: int
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """All target images, with what a method has made of them."""
+
+    labels_N: Tensor
+    """-1: the image is left out of the batches."""
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    """By name, a row per target image: `Batch.tables` holds those of its target rows."""
+
+
 class AdaptationMethod(nn.Module, ABC):
-    """Extra networks of a method are its sub-modules: they are trained, saved and resumed with the rest."""
+    """Extra networks of a method are its sub-modules: they are trained, saved and resumed with the rest.
+
+    What a method keeps from cycle to cycle beside them (centroids) are buffers. Their shapes must not depend on the number of
+    images, which whoever loads the model does not know.
+    """
 
     summary: ClassVar[str]
     adapts: ClassVar[bool] = True
     """False: training ends with pretraining."""
+    uses_split: ClassVar[bool] = True
+    """False: `loss_terms` treats source and target rows alike, so that a step is the same however many of each there are."""
     labels_whole_target: ClassVar[bool] = False
-    """True: every cycle labels all target images, not only those it will draw."""
-
+    """True: every cycle labels all target images, not only those it will draw, and `label_target` has the say."""
+    surveys_source: ClassVar[bool] = False
+    """True: `label_target` also gets the centres of the source's classes."""
+    views_per_image: ClassVar[int] = 1
+    """2: adaptation gets two views of every image."""
     closed_form: ClassVar[bool] = False
     """True: adaptation is one call of `fit_features` in place of all cycles, on the features of a frozen backbone."""
 
@@ -63,6 +105,14 @@ class AdaptationMethod(nn.Module, ABC):
         super().__init__()
         self.network = network
         self.config = config
+        self.teacher: Teacher | None = None
+        """Where there is one, it labels and predicts in the place of the trained weights, and is what is delivered."""
+
+    @property
+    def stages(self) -> int:
+        """Above 1: adaptation is this many trainings in a row. Each starts from the pretrained weights, with labels (and tables)
+        that the training before it has made; `Batch.progress` and the learning rate start anew."""
+        return 1
 
     @abstractmethod
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
@@ -81,12 +131,35 @@ class AdaptationMethod(nn.Module, ABC):
         logits: Tensor = self.network.classifier(features_ND, dropout=dropout)
         return logits
 
-    def after_step(self) -> None:
-        """Called after every optimiser step: for what moves without gradients, such as a teacher."""
+    def label_target(self, survey: Survey) -> Labelled:
+        """Pseudo-labels of all target images, for a method that `labels_whole_target`.
+
+        Runs between steps, free of their rules. Buffers may be set here, but not for a new stage, which starts from the weights
+        and buffers of the pretrained model: what is meant for it goes into tables.
+        """
+        return Labelled(survey.probabilities_NC.argmax(dim=1))
+
+    def mc_dropout_moments(
+        self, features_ND: Tensor, passes: int, dropout: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation (of the passes themselves, 1/T) of the probabilities under MC-dropout, N x C each."""
+        devices = [features_ND.device] if features_ND.device.type == "cuda" else []
+        seed = int(torch.randint(2**62, (), generator=generator, device=features_ND.device))
+        means, deviations = [], []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            for rows_RD in torch.split(features_ND, MC_ROWS):
+                drawn_TRC = torch.stack([self.logits(rows_RD, dropout).float().softmax(1) for _ in range(passes)])
+                means.append(drawn_TRC.mean(0))
+                deviations.append(drawn_TRC.std(0, correction=0))
+        return torch.cat(means), torch.cat(deviations)
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
         """Of a method in closed form: features of all source images with their labels, and of all target images, on the CPU."""
         raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Called after every optimiser step: for what moves without gradients, such as a teacher."""
 
     def sigma(self, features_ND: Tensor) -> Tensor | None:
         """Certainty of each image, where the method has one."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from certvol.config import ModelConfig
@@ -26,8 +27,9 @@ class Network(nn.Module):
         self.domains = norm.Domains(mode="frozen" if frozen else mode)
         self.has_batch_norm = norm.install(backbone, self.domains) > 0 and not frozen
         self.backbone = backbone
-        # In a list, so that a compiled twin is not taken for a sub-module with weights of its own.
-        self._forward: list[Callable[[Tensor], Tensor]] = [backbone]
+        # In a list, so that the compiled twin is not taken for a sub-module with weights of its own.
+        self._compiled: list[Callable[[Tensor], Tensor]] = []
+        self._evaluation_rows = 0
         self.info = info
         self.num_classes = num_classes
         layers = config.classifier_layers or (1 if frozen else 2)
@@ -53,11 +55,33 @@ class Network(nn.Module):
 
     def features(self, images_NCHW: Tensor) -> Tensor:
         """Of images; or of N x D features that the frozen backbone gave before."""
-        features: Tensor = images_NCHW if images_NCHW.ndim == 2 else self._forward[0](images_NCHW)
+        features: Tensor
+        if images_NCHW.ndim == 2:
+            features = images_NCHW
+        elif not self._compiled or not self._fits_compiled(images_NCHW):
+            features = self.backbone(images_NCHW)
+        elif self.training:
+            features = self._compiled[0](images_NCHW)
+        else:  # compiled for one number of rows: the last batch is filled up to it
+            rows = len(images_NCHW)
+            filled = F.pad(images_NCHW, (0,) * 7 + (self._evaluation_rows - rows,))
+            features = self._compiled[0](filled.contiguous(memory_format=torch.channels_last))[:rows]
         return features if self.adapter is None else self.adapter(features)
 
-    def compile_backbone(self) -> None:
-        self._forward = [torch.compile(self.backbone)]
+    @property
+    def compiled(self) -> bool:
+        return bool(self._compiled)
+
+    def compile_backbone(self, evaluation_rows: int) -> None:
+        """For the training batch's shape and for evaluation in mixed precision by batches of `evaluation_rows` at most."""
+        self._compiled, self._evaluation_rows = [torch.compile(self.backbone, dynamic=False)], evaluation_rows
+
+    def _fits_compiled(self, images_NCHW: Tensor) -> bool:
+        """Every other shape, precision or split of domains would be compiled anew, for minutes."""
+        if not self.training:
+            return torch.is_autocast_enabled(images_NCHW.device.type) and len(images_NCHW) <= self._evaluation_rows
+        rows, split = len(images_NCHW), self.domains.num_source
+        return not self.domains.apart or split in (None, rows, rows // 2)
 
     @contextmanager
     def rows_of(self, *, num_source: int | None = None, domain: int = norm.SOURCE) -> Iterator[None]:

@@ -29,16 +29,18 @@ class State:
     facts: dict[str, Any]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file is whole or as before, whatever happens meanwhile."""
+def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
+    """The file is whole or as before, whatever happens meanwhile. `synced`: a loss of power included, which takes a moment."""
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        if synced:
+            _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a failed write does not say where
@@ -69,13 +71,15 @@ def append(path: Path, data: bytes) -> None:
         raise
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None, synced: bool = True
+) -> None:
     """Atomically. Safetensors refuses tensors that share memory or have gaps, so each is made contiguous on the CPU.
 
     `about` goes into the file's header under one key: with several, their order there would differ from run to run.
     """
     header = {"certvol": json.dumps(dict(about), sort_keys=True)} if about is not None else None
-    write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, header))
+    write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, header), synced)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -45,6 +45,13 @@ class Team:
             dist.all_reduce(tensor)
             tensor /= self.size
 
+    def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
+        """In place: what processes have computed alike, but perhaps not to the last bit."""
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
     def agree(self, value: int | None) -> int | None:
         """The highest value that any process brings, so that all do the same; None where none brings one."""
         if self.size == 1:

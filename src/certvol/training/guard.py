@@ -7,6 +7,7 @@ from certvol.config import GuardConfig
 from certvol.selection import signs_of_collapse
 
 Scores = dict[str, float | None]
+GUARDS_SCORE = "mutual_information"
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Guard:
             self.collapsed_in_a_row += 1
             return signs, False
         self.collapsed_in_a_row = 0
-        score = scores["mutual_information"]
+        score = scores[GUARDS_SCORE]
         better = score is not None and score > self.best_score
         if better and score is not None:
             self.best_cycle, self.best_score = cycle, score

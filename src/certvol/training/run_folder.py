@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from certvol.errors import UserError
 from certvol.training.checkpoint import Checkpoints, append, append_line, write_atomically, write_tensors
+from certvol.training.tensorboard import TensorBoard
 
 
 def check_present(run: Path) -> None:
@@ -32,7 +34,10 @@ class Journal:
         self.history = folder / "history.jsonl"
         self.scores = cycles_folder / "scores.jsonl"
         self.cycles_folder = cycles_folder
-        self.best_weights = cycles_folder / "best-mutual_information.safetensors"
+        self.follower: TensorBoard | None = None
+
+    def best_weights(self, selector: str) -> Path:
+        return self.cycles_folder / f"best-{selector}.safetensors"
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:
@@ -41,6 +46,8 @@ class Journal:
 
     def log(self, line: Mapping[str, Any]) -> None:
         self._append(self.history, line)
+        if self.follower is not None:
+            self.follower.follow()
 
     def log_scores(self, cycle: int, scores: Mapping[str, Any], probabilities_NC: NDArray[np.float32]) -> None:
         """`cycle` 0 is the model that adaptation starts from."""
@@ -48,7 +55,18 @@ class Journal:
             return
         self._append(self.scores, {"cycle": cycle, **scores})
         half = torch.from_numpy(probabilities_NC).to(torch.float16)
-        write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half})
+        # Not synced: a run that resumes from its last checkpoint writes what came after it again.
+        write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half}, synced=False)
+
+    def read_cycles(self) -> Iterator[tuple[int, dict[str, Any], NDArray[np.float32]]]:
+        """(cycle, scores, probabilities of the watched images) of each cycle, the model before adaptation (0) first.
+
+        OSError, ValueError, KeyError or SafetensorError where the files are not those of a run."""
+        lines = self.scores.read_text(encoding="utf-8").splitlines() if self.scores.exists() else []
+        for scores in map(json.loads, lines):
+            cycle = int(scores["cycle"])
+            half = load_file(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
+            yield cycle, scores, half.float().numpy()
 
     def lengths(self) -> dict[str, int]:
         return {p.name: p.stat().st_size if p.exists() else 0 for p in (self.history, self.scores)}
@@ -85,6 +103,9 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.predictions = self.path / "predictions.csv"
         self.metrics = self.path / "metrics.json"
+        self.measures = self.path / "measures.csv"
+        self.evaluation = self.path / "evaluation.json"
+        self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)
         self.journal = Journal(self.path, self.path, self.cycles, writes)
 

@@ -13,6 +13,7 @@ from certvol.inference import mixed_precision
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.seeding import torch_generator, torch_seed
 from certvol.training.distributed import Team
+from certvol.training.recording import Recorder
 from certvol.training.views import Batches
 
 
@@ -35,6 +36,12 @@ class Stepper:
     ) -> None:
         self.method, self.views, self.settings, self.team, self.bf16 = method, views, settings, team, bf16
         self.phase_losses: dict[bool, nn.Module] = {}
+        self.tables: dict[str, Tensor] = {}
+        """What the method has noted of every target image, on the training device."""
+        self.noise = torch.Generator(views.device)
+        self.ahead: tuple[CyclePlan, int, int, bool, Batch] | None = None
+        on_gpu = views.device.type == "cuda"
+        self.recorder = Recorder(self._train_on, enabled=on_gpu and settings.record and team.size == 1)
         self.new_optimizer()
 
     def _losses(self, adapting: bool) -> nn.Module:
@@ -55,12 +62,16 @@ class Stepper:
         settings = self.settings
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
             [p for p in self.method.parameters() if p.requires_grad],
-            lr=settings.learning_rate,
+            # In a tensor, so that a recorded step can be given another.
+            lr=torch.tensor(settings.learning_rate, device=self.views.device)
+            if self.recorder.enabled
+            else settings.learning_rate,
             momentum=settings.momentum,
             nesterov=settings.momentum > 0,
             weight_decay=settings.weight_decay,
             fused=self.views.device.type == "cuda",
         )
+        self.recorder.forget()
         return self.optimizer
 
     def step(
@@ -68,11 +79,30 @@ class Stepper:
     ) -> tuple[dict[str, Tensor], Batch]:
         """`index` of the step in the plan, `place` of it in the phase. Never waits for the device."""
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        batch = self._batch(plan, index, place, progress, adapting)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+        batch = self._ready(plan, index, place, adapting)
+        batch.progress.fill_(progress)
         torch.manual_seed(torch_seed(self.settings.seed, _stream("dropout", adapting), place, self.team.rank))
+        self.noise.manual_seed(torch_seed(self.settings.seed, _stream("noise", adapting), place))
+        domains = self.method.network.domains
+        trained = self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
+        if self.views.device.type == "cuda" and index + 1 < plan.steps:
+            # The next batch is under way before anyone waits for this step.
+            self.ahead = (plan, index + 1, place + 1, adapting, self._batch(plan, index + 1, place + 1, adapting))
+        return trained
+
+    def _ready(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead[0] is plan and ahead[1:4] == (index, place, adapting):
+            return ahead[4]
+        return self._batch(plan, index, place, adapting)
+
+    def _train_on(self, batch: Batch) -> dict[str, Tensor]:
         with self.method.network.rows_of(num_source=batch.num_source), mixed_precision(self.views.device, self.bf16):
-            terms: dict[str, Tensor] = self._losses(adapting)(batch)
+            terms: dict[str, Tensor] = self._losses(batch.adapting)(batch)
         # Processes' gradients are averaged: a larger share than theirs weighs more.
         weight = len(batch.rows) * self.team.size / batch.total
         self.optimizer.zero_grad(set_to_none=True)
@@ -82,24 +112,37 @@ class Stepper:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
         self.optimizer.step()
         self.method.after_step()
-        return terms, batch
+        if batch.adapting and self.method.teacher is not None:
+            self.method.teacher.follow()
+        return {name: term.detach() for name, term in terms.items()}
 
-    def _batch(self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool) -> Batch:
+    def _batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
+        """Its progress is filled in later."""
         seed, device = self.settings.seed, self.views.device
         whole, num_source = plan.images_SN[index], int(plan.num_source_S[index])
         source, target = self.team.share(num_source), self.team.share(len(whole) - num_source)
         rows = np.r_[source, target.start + num_source : target.stop + num_source]
         views = torch_generator("cpu", seed, _stream("views", adapting), place)
         own_source = source.stop - source.start
+        other_images_NCHW = None
+        if adapting and self.method.views_per_image > 1:
+            others = torch_generator("cpu", seed, _stream("views.other", adapting), place)
+            other_images_NCHW = self.views.training_batch(whole, num_source, rows, own_source, others)
+        tables: dict[str, Tensor] = {}
+        if adapting and self.tables:
+            target_N = torch.from_numpy(whole[rows[own_source:]]).to(device, non_blocking=True)
+            tables = {name: table[target_N] for name, table in self.tables.items()}
         return Batch(
             images_NCHW=self.views.training_batch(whole, num_source, rows, own_source, views),
             labels_N=torch.from_numpy(plan.labels_SN[index][rows]).to(device, non_blocking=True),
             num_source=own_source,
             rows=torch.from_numpy(rows),
             total=len(whole),
-            generator=torch_generator(device, seed, _stream("noise", adapting), place),
-            progress=torch.full((), progress, device=device),
+            generator=self.noise,
+            progress=torch.zeros((), device=device),
             adapting=adapting,
+            other_images_NCHW=other_images_NCHW,
+            tables=tables,
         )
 
     def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
+from certvol.acceleration import evaluation_batch, uses_bf16
 from certvol.config import Config
-from certvol.data.batches import (
-    CyclePlan,
-    batch_shape,
-    by_class,
-    class_visits,
-    hold_out,
-    images_needed,
-    plan_mixed_cycle,
-    plan_source_cycle,
-)
+from certvol.data.batches import CyclePlan, hold_out
 from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.inference import Outputs, evaluating, mixed_precision, run_batches
-from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.methods.protocol import AdaptationMethod, Batch, Labelled
 from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator
-from certvol.selection import choose_mode, label_free_scores, sign_of_spreading
+from certvol.selection import SELECTORS, choose_mode, label_free_scores, sign_of_spreading
 from certvol.stopping import StopSignal
 from certvol.training.checkpoint import (
     Checkpoints,
@@ -47,13 +41,15 @@ from certvol.training.checkpoint import (
     without_prefix,
     write_tensors,
 )
+from certvol.training.choice import Choice
 from certvol.training.distributed import Team, gathered
-from certvol.training.guard import Guard, Scores
+from certvol.training.guard import GUARDS_SCORE, Guard, Scores
 from certvol.training.labeller import Labeller
+from certvol.training.planner import Planner
 from certvol.training.position import Delivery, Position
 from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
-from certvol.training.schedule import adaptation_rate, pretraining_rate, steps_per_cycle
+from certvol.training.schedule import adaptation_rate, pretraining_rate, stage_of, steps_per_cycle
 from certvol.training.stepper import Stepper
 from certvol.training.views import Batches
 
@@ -63,7 +59,6 @@ STATISTICS_BATCHES = 16  # of target images, for the first estimate of the targe
 TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
 DEAD_SIGMA = 1e-3
 LARGEST_SIGMA = 3.0  # times log C, which is the most that the losses ask for
-CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 1024
 
 
 class Trainer:
@@ -86,27 +81,32 @@ class Trainer:
         self.reporter, self.about, self.stop_signal = reporter, about, stop_signal
         self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
         self.device = views.device
-        self.bf16 = self.settings.precision == "bf16" or (
-            self.settings.precision == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        )
+        self.bf16 = uses_bf16(self.settings, self.device)
         self.num_classes = self.network.num_classes
-        self.shape = batch_shape(self.settings.batch_size, self.num_classes)
         self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
-        self.eval_batch = GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
+        self.eval_batch = evaluation_batch(self.device)
 
         kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
         self.source_labels = source_labels
-        self.source_pools = [kept[positions] for positions in by_class(source_labels[kept], self.num_classes)]
+        self.planner = Planner(self.settings, kept, source_labels, self.num_classes, len(views.target))
         everything = numpy_generator(self.seed, "watched").permutation(len(views.target))
         self.watched = everything[: config.guard.images]
+        mixed = numpy_generator(self.seed, "watched.source").permutation(self.held_out)
+        self.watched_source = mixed[: max(1, config.guard.images // 2)]
 
         self.position = Position(mode=self.network.domains.mode)
         self.guard = Guard(config.guard)
+        chosen = SELECTORS if config.guard.keep == "all" else (config.guard.select,)
+        # The guard keeps the best by its own score anyway.
+        self.choice = Choice(tuple(name for name in chosen if name not in ("last", GUARDS_SCORE)))
         self.journal: Journal = run.journal
         self.plan: CyclePlan | None = None
+        self.labelled: Labelled | None = None  # all target images, by a method that labels them so
         self.pretrained_NC: NDArray[np.float32] | None = None
         self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
         self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
+        self.unwritten: dict[Path, dict[str, Tensor]] = {}
+        """Weights of best cycles since the last checkpoint: written with the next, which is the first to build on them."""
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
 
@@ -117,6 +117,7 @@ class Trainer:
         self._resume()
         if self.position.phase == "pretrain":
             self._pretrain()
+            self._start_teacher()
             self._look(
                 0, SOURCE
             )  # a step may have ruined the model after its loss was taken: better known before it is kept
@@ -140,10 +141,8 @@ class Trainer:
         while self.position.cycle * PRETRAIN_CYCLE < steps:
             first = self.position.cycle * PRETRAIN_CYCLE
             if self.plan is None:
-                rng = numpy_generator(self.seed, "pretrain.batches", self.position.cycle)
-                visits_SK = self._visits(first, min(PRETRAIN_CYCLE, steps - first), "pretrain.classes")
-                self.plan = plan_source_cycle(self.source_pools, visits_SK, self.shape, rng)
-            self._train_cycle(self.plan, first, steps, lambda progress: pretraining_rate(self.settings))
+                self.plan = self.planner.pretraining(self.position.cycle, first, min(PRETRAIN_CYCLE, steps - first))
+            self._train_cycle(self.plan, first, (0, steps), lambda progress: pretraining_rate(self.settings))
             self._save_if_due()
         self.reporter.finish()
 
@@ -161,21 +160,35 @@ class Trainer:
 
     def _start_in_mode(self) -> None:
         """A look at the pretrained model, then statistics of the mode, and a fresh optimiser where the settings ask for one."""
+        self._start_teacher()
         outputs = self._look(0, SOURCE)
         self.guard.start(self._scores(outputs))
+        self.choice.start()
         self.journal.log_scores(0, self.guard.pretrained, outputs.probabilities_NC)
+        self._take_up_mode()
+        if self.settings.fresh_optimizer:
+            self.stepper.new_optimizer()
+
+    def _take_up_mode(self) -> None:
+        """Statistics of the mode, for a pretrained model that knows the source's alone."""
         self.network.domains.mode = self.position.mode
         if self.network.domains.apart:
-            norm.copy_source_to_target(self.network.backbone)
+            norm.copy_source_to_target(self.method)
             order = numpy_generator(self.seed, "statistics").permutation(len(self.views.target))
             images = order[: STATISTICS_BATCHES * self.settings.batch_size]
             if len(images) > 1:  # one image alone has no statistics: the source's then stay
                 even = math.ceil(len(images) / math.ceil(len(images) / self.settings.batch_size))
                 with self.network.rows_of(domain=TARGET), mixed_precision(self.device, self.bf16):
                     batches = self.views.test_batches(TARGET, images, even)
-                    norm.estimate_target_statistics(self.network.backbone, batches)
-        if self.settings.fresh_optimizer:
-            self.stepper.new_optimizer()
+                    # Through the head too: a method's own may have layers with statistics.
+                    norm.estimate_target_statistics(
+                        self.method, batches, lambda images: self.method.logits(self.network.features(images))
+                    )
+        self._start_teacher()
+
+    def _start_teacher(self) -> None:
+        if self.method.teacher is not None:
+            self.method.teacher.start()
 
     def _choose_mode(self) -> None:
         """Runs the first cycles in each normalisation mode, and goes on from where the better one stands."""
@@ -210,7 +223,6 @@ class Trainer:
             self._side_state(side).remove()
 
     def _adapt(self, until_cycle: int) -> None:
-        total = self.settings.cycles * self.cycle_steps
         what = "adapting" if self.position.trial is None else f"trial of {self.position.trial}"
         self.reporter.start(what, (until_cycle - self.position.cycle) * self.cycle_steps)
         self.reporter.advance(self.position.step)
@@ -218,21 +230,24 @@ class Trainer:
             cycle, first = self.position.cycle, self.position.cycle * self.cycle_steps
             started = time.monotonic()
             if self.plan is None:
-                visits_SK = self._visits(first, self.cycle_steps, "adapt.classes")
-                filed = self._label(cycle, visits_SK)
-                rng = numpy_generator(self.seed, "adapt.batches", cycle)
-                self.plan = plan_mixed_cycle(self.source_pools, filed.pools, visits_SK, self.shape, rng)
+                self.plan, filed = self._plan_cycle(cycle)
                 self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
-            self._train_cycle(self.plan, first, total, lambda progress: adaptation_rate(self.settings, progress))
+            _, *bounds = stage_of(cycle, self.settings.cycles, self.method.stages)
+            begin, end = (bound * self.cycle_steps for bound in bounds)
+            planned = time.monotonic()
+            self._train_cycle(self.plan, first, (begin, end), lambda progress: adaptation_rate(self.settings, progress))
+            trained = time.monotonic()
             self._end_cycle()
-            self.run.note_time({"cycle": cycle, "seconds": time.monotonic() - started})
+            ended = time.monotonic()
+            parts = {"seconds": ended - started, "training": trained - planned, "looking": ended - trained}
+            self.run.note_time({"cycle": cycle, **parts})
             self._save_if_due()
         self.reporter.finish()
 
     def _fit_features(self) -> None:
         """The one cycle of a method in closed form. Every process does the same."""
         self._stop_if_asked()
-        kept = np.sort(np.concatenate(self.source_pools))
+        kept = self.planner.kept
         self.reporter.start("fitting", 1)
         with evaluating(self.method, TARGET):
             source, target = (
@@ -251,10 +266,12 @@ class Trainer:
         cycle = self.position.cycle
         outputs = self._look(cycle)
         scores = self._scores(outputs)
-        self.journal.log_scores(cycle, scores, outputs.probabilities_NC)
         signs, best = self.guard.look(cycle, scores)
+        self.journal.log_scores(cycle, {**scores, "collapsed": bool(signs)}, outputs.probabilities_NC)
         if best:
-            self._write_weights(self.journal.best_weights)
+            self._keep_weights(self.journal.best_weights(GUARDS_SCORE))
+        for name in [] if signs else self.choice.look(cycle, scores, outputs.probabilities_NC):
+            self._keep_weights(self.journal.best_weights(name))
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -263,41 +280,76 @@ class Trainer:
     def _deliver(self) -> Delivery:
         position, last = self.position, self.position.cycle
         of_source: norm.Mode = "frozen" if self.network.domains.mode == "frozen" else "mixed"
+        if self.method.teacher is not None:
+            self.method.teacher.hand_over()
+            self.method.teacher = None
         if not self.method.adapts or self.settings.cycles == 0:
             self.network.domains.mode = of_source
             return Delivery("pretrained", "this run does not adapt", of_source)
+        select = self.config.guard.select
+        best = self.guard.best_cycle if select in ("last", GUARDS_SCORE) else self.choice.best.get(select, (None,))[0]
         if not position.collapse:
             if (sign := sign_of_spreading(self.guard.last, self.guard.pretrained)) is not None:
                 self.reporter.warn(sign)
-            return Delivery("last", f"cycle {last}, the last one", position.mode)
+            if select == "last" or best in (None, last):
+                return Delivery("last", f"cycle {last}, the last one", position.mode)
+            self._load_best(select)
+            return Delivery(f"cycle {best}", f"the best of {last} cycles by {select}", position.mode)
         reason = "; ".join(position.collapse)
         if self.config.guard.action == "stop":
             raise RunFailed(
                 f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
                 "Another `model.norm` or a lower `training.learning_rate` may help"
             )
+        if best is not None:
+            self._load_best(GUARDS_SCORE if select == "last" else select)
+            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {best}, the best before"
+            return Delivery(f"cycle {best}", why, position.mode)
         self.team.wait()
-        if self.guard.best_cycle is not None:
-            load_into(self.method, read_tensors(self.run.journal.best_weights), self.run.journal.best_weights.name)
-            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {self.guard.best_cycle}, the best before"
-            return Delivery(f"cycle {self.guard.best_cycle}", why, position.mode)
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        self._load_weights(self.run.pretrained)
         self.network.domains.mode = of_source
         return Delivery(
             "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
         )
 
+    def _load_best(self, selector: str) -> None:
+        self.team.wait()
+        weights = self.run.journal.best_weights(selector)
+        self._load_weights(weights)
+
     # --- a cycle -------------------------------------------------------------------------------------------------------
 
-    def _visits(self, first_step: int, steps: int, stream: str) -> Indices:
-        return class_visits(self.num_classes, self.shape.classes, first_step, steps, self.seed, stream)
-
-    def _label(self, cycle: int, visits_SK: Indices) -> Filed:
-        filed = self.labeller.label(cycle, images_needed(visits_SK, self.num_classes, self.shape), self._stop_if_asked)
+    def _plan_cycle(self, cycle: int) -> tuple[CyclePlan, Filed]:
+        """Labels the target for it first: nothing is changed before the last moment at which the run may be stopped."""
+        first, steps = cycle * self.cycle_steps, self.cycle_steps
+        if self.method.labels_whole_target:
+            stage, begin, _ = stage_of(cycle, self.settings.cycles, self.method.stages)
+            if self.labelled is None or self.method.stages == 1 or cycle == begin:
+                pools = self.planner.source_pools
+                survey = self.labeller.survey(cycle, stage, pools, self._stop_if_asked)
+                self._note(self.labeller.by_method(survey))
+                if stage > 0 and cycle == begin:
+                    self._start_stage()
+            if self.labelled is None:
+                raise AssertionError("the target has been labelled above")
+            labels_N = self.labelled.labels_N.cpu().numpy()
+            plan, filed = self.planner.labelled_adaptation(cycle, first, steps, labels_N)
+        else:
+            plan, filed = self.planner.adaptation(cycle, first, steps, self.labeller, self._stop_if_asked)
         in_use = int((filed.counts_C > 0).sum())
         if in_use < max(2, self.num_classes / 2):
             self._warn_once(f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {self.num_classes} classes", "few")
-        return filed
+        return plan, filed
+
+    def _note(self, labelled: Labelled | None) -> None:
+        self.labelled = labelled
+        self.stepper.tables = labelled.tables if labelled is not None else {}
+
+    def _start_stage(self) -> None:
+        """From the pretrained weights again, with the labels that the stage before has left."""
+        self._load_weights(self.run.pretrained)
+        self._take_up_mode()
+        self.stepper.new_optimizer()
 
     def _stop_if_asked(self) -> None:
         """All processes together. What is in memory now is what a resumed run goes on from."""
@@ -306,12 +358,15 @@ class Trainer:
             self.team.part()
             raise Interrupted(f"stopped; go on with `certvol adapt --resume {self.run.path}`", 128 + signal)
 
-    def _train_cycle(self, plan: CyclePlan, first: int, total: int, rate: Callable[[float], float]) -> None:
+    def _train_cycle(
+        self, plan: CyclePlan, first: int, bounds: tuple[int, int], rate: Callable[[float], float]
+    ) -> None:
+        """`first`: place of the plan's first step in the phase; `bounds`: of the part of it whose progress is counted."""
         self.method.train()
         adapting = self.position.phase != "pretrain"
         while self.position.step < plan.steps:
             index, place = self.position.step, first + self.position.step
-            progress = place / max(1, total)
+            progress = (place - bounds[0]) / max(1, bounds[1] - bounds[0])
             learning_rate = rate(progress)
             terms, batch = self.stepper.step(plan, index, place, progress, adapting, learning_rate)
             self.position.step += 1
@@ -323,7 +378,7 @@ class Trainer:
                     self._save_if_due()
             self._stop_if_asked()
         self.position.cycle, self.position.step, self.plan = self.position.cycle + 1, 0, None
-        self.team.average(norm.statistics(self.network.backbone))
+        self.team.average(self._moving_tensors())
 
     def _log(self, terms: dict[str, Tensor], batch: Batch, place: int, learning_rate: float) -> None:
         """The only place where training waits for the device."""
@@ -391,9 +446,9 @@ class Trainer:
 
     def _scores(self, outputs: Outputs) -> Scores:
         right = None
-        if len(self.held_out) > 0:
-            predicted = self.predict(SOURCE, self.held_out, SOURCE).labels_N
-            right = float((predicted == self.source_labels[self.held_out]).mean())
+        if len(self.watched_source) > 0:
+            predicted = self.predict(SOURCE, self.watched_source, SOURCE).labels_N
+            right = float((predicted == self.source_labels[self.watched_source]).mean())
         if self.pretrained_NC is None:
             raise AssertionError("scores are taken against the pretrained model's predictions")
         scores = label_free_scores(outputs.probabilities_NC, self.pretrained_NC, right)
@@ -418,9 +473,13 @@ class Trainer:
             tensors |= with_prefix("plan", plan)
         if self.pretrained_NC is not None:
             tensors["pretrained_NC"] = torch.from_numpy(self.pretrained_NC)
+        tensors |= with_prefix("choice", self.choice.tensors())
+        if self.labelled is not None:
+            tensors |= {"labelled": self.labelled.labels_N, **with_prefix("tables", self.labelled.tables)}
         facts = {
             "position": dataclasses.asdict(self.position),
             "guard": self.guard.facts(),
+            "choice": self.choice.facts(),
             "fingerprints": self.fingerprints,
             "journal": self.run.journal.lengths(),
             "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
@@ -450,17 +509,32 @@ class Trainer:
         self.position = Position(**state.facts["position"])
         self.position.check()
         self.guard.restore(state.facts["guard"])
+        self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))
         self.network.domains.mode = self.position.mode
+        self.unwritten.clear()
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
         restore_optimizer(self.stepper.new_optimizer(), state.tensors)
         plan = without_prefix("plan", state.tensors)
         self.plan = CyclePlan(**{name: tensor.numpy() for name, tensor in plan.items()}) if plan else None
         pretrained = state.tensors.get("pretrained_NC")
         self.pretrained_NC = None if pretrained is None else pretrained.numpy()
+        self._note(self._labelled_in(state))
         if self.plan is not None:
             self.plan.check(len(self.views.source), len(self.views.target), self.num_classes)
         if set(state.facts["fingerprints"]) != set(self.fingerprints) or not isinstance(state.facts["journal"], dict):
             raise ValueError("its facts are others")
+
+    def _labelled_in(self, state: State) -> Labelled | None:
+        if "labelled" not in state.tensors:
+            return None
+        found = Labelled(state.tensors["labelled"], without_prefix("tables", state.tensors))
+        if any(len(tensor) != len(self.views.target) for tensor in (found.labels_N, *found.tables.values())):
+            raise ValueError("its labels are of other images")
+        if found.labels_N.dtype != torch.int64 or not bool((found.labels_N < self.num_classes).all()):
+            raise ValueError("its labels are none of these classes")
+        return Labelled(
+            found.labels_N.to(self.device), {name: table.to(self.device) for name, table in found.tables.items()}
+        )
 
     def _resume(self) -> None:
         state = self._restore(self.run.checkpoints)
@@ -480,23 +554,57 @@ class Trainer:
             f"going on from {self.position.phase}, cycle {self.position.cycle}, step {self.position.step}"
         )
 
+    def _moving_tensors(self) -> list[Tensor]:
+        """What each process moves by its own rows: statistics, and what else a method keeps beside its weights."""
+        others = [
+            buffer
+            for name, buffer in self.method.named_buffers()
+            if buffer.is_floating_point() and not name.startswith("network.backbone.")
+        ]
+        return [*norm.statistics(self.network.backbone), *others]
+
     def _check_weights(self) -> None:
         """Before anything is written that others build on."""
-        weights = [tensor for tensor in self.method.state_dict().values() if tensor.is_floating_point()]
-        if not bool(torch.stack([tensor.isfinite().all() for tensor in weights]).all()):
+        weights = [
+            tensor for tensor in self.method.state_dict().values() if tensor.is_floating_point() and tensor.numel() > 0
+        ]
+        if not bool(get_total_norm(weights, norm_type=math.inf).isfinite()):
             raise RunFailed(self._ruined("the model's weights are"))
 
-    def _write_weights(self, path: Path) -> None:
+    def _copied_weights(self) -> dict[str, Tensor]:
+        """Of the teacher, where there is one: those that labels and scores come from."""
         self._check_weights()
+        with self.method.teacher.in_charge() if self.method.teacher else nullcontext():
+            return {k: v.clone() for k, v in self.method.state_dict().items() if not k.startswith("teacher.")}
+
+    def _keep_weights(self, path: Path) -> None:
+        if self.team.main:
+            self.unwritten[path] = self._copied_weights()
+
+    def _write_weights(self, path: Path) -> None:
+        weights = self._copied_weights()
         self.run.check_present()
         if self.team.main:
-            write_tensors(path, self.method.state_dict(), self.about)
+            write_tensors(path, weights, self.about)
+
+    def _write_kept_weights(self) -> None:
+        while self.unwritten:
+            path, weights = self.unwritten.popitem()
+            write_tensors(path, weights, self.about)
+
+    def _load_weights(self, path: Path) -> None:
+        """What `_write_weights` has written; a teacher starts there too."""
+        teacher, self.method.teacher = self.method.teacher, None
+        load_into(self.method, read_tensors(path), path.name)
+        self.method.teacher = teacher
+        self._start_teacher()
 
     def _save(self) -> None:
         self._check_weights()
         self.run.check_present()
-        self.team.average(norm.statistics(self.network.backbone))
+        self.team.average(self._moving_tensors())
         try:
+            self._write_kept_weights()
             self.run.checkpoints.save(self._state())
         except OSError as error:
             raise UserError(

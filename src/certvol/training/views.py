@@ -34,8 +34,12 @@ class Batches(Protocol):
 
 
 class Views:
-    def __init__(self, source: PixelStore, target: PixelStore, info: BackboneInfo, config: AugmentConfig) -> None:
-        self.source, self.target, self.info, self.config = source, target, info, config
+    """`fused`: training batches are augmented by a compiled kernel."""
+
+    def __init__(
+        self, source: PixelStore, target: PixelStore, info: BackboneInfo, config: AugmentConfig, fused: bool = False
+    ) -> None:
+        self.source, self.target, self.info, self.config, self.fused = source, target, info, config, fused
         self.device = source.device
 
     def _laid_out(self, images_NCHW: Tensor) -> Tensor:
@@ -56,10 +60,11 @@ class Views:
         parameters = draw_parameters(len(whole_N), self.config, generator)
         if len(rows) < len(whole_N):
             parameters = parameters[torch.from_numpy(rows)]
-        return self._augmented(torch.cat(pixels) if len(pixels) > 1 else pixels[0], parameters)
+        return self._augmented(torch.cat(pixels) if len(pixels) > 1 else pixels[0], parameters, self.fused)
 
-    def _augmented(self, pixels_NHWC: Tensor, parameters: WarpParameters) -> Tensor:
-        return self._laid_out(train_view(pixels_NHWC, parameters, self.info.image_size, self.info.mean, self.info.std))
+    def _augmented(self, pixels_NHWC: Tensor, parameters: WarpParameters, fused: bool = False) -> Tensor:
+        info = self.info
+        return self._laid_out(train_view(pixels_NHWC, parameters, info.image_size, info.mean, info.std, fused))
 
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
         """One view of target images: augmented where a generator is given, else the test view."""

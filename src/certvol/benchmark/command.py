@@ -1,0 +1,320 @@
+"""`certvol benchmark`: plans the runs of a suite, has them run, and writes their tables."""
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from certvol.benchmark import suites, tables
+from certvol.benchmark.figures import draw_ablations
+from certvol.benchmark.grid import LocalPool, Pool, visible_gpus
+from certvol.benchmark.plan import (
+    Job,
+    Methods,
+    Variant,
+    check_given,
+    check_same_settings,
+    read_variants,
+    settings_of,
+)
+from certvol.benchmark.results import DONE, STOPPED, WAITING, Result, read_results, read_run, results_csv
+from certvol.benchmark.worker import Outcome, standing
+from certvol.config import read_settings_file
+from certvol.errors import Interrupted, UserError
+from certvol.reporting import Reporter
+from certvol.selection import SELECTORS
+from certvol.stopping import StopSignal
+from certvol.tables import write_text
+from certvol.training.checkpoint import append_line
+from certvol.training.run_folder import RunFolder
+
+STOP_CODES = (130, 143, -2, -15)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asks for."""
+
+    suite: str
+    out: Path
+    data: Path | None = None
+    methods: Sequence[str] = ("source_only", "basic", "cvp")
+    tasks: Sequence[str] | None = None
+    split: str | None = None
+    seeds: Sequence[int] = (0,)
+    preset: str | None = None
+    config: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    vary: Sequence[str] = ()
+    baseline: str | None = None
+    selector: str = "mutual_information"
+    workers: int = 1
+    ray: str | None = None
+    gpu_share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    tables: list[tables.Table]
+    failures: list[tuple[str, str]]
+    """(name of the job, reason)."""
+    results: list[Result]
+
+
+class Benchmark:
+    """Its folder: `results.csv`, the tables, `runs/<task>/<method>/<seed>/`, `logs/` of the same shape, and `settings/`."""
+
+    def __init__(self, request: Request, methods: Methods, reporter: Reporter) -> None:
+        self.request, self.methods, self.reporter, self.out = request, methods, reporter, request.out
+        self.suite = suites.find_suite(request.suite)
+        self.asked_tasks = suites.find_tasks(self.suite, request.tasks, request.split)
+        self.variants = read_variants(request.methods, request.vary, methods)
+        self._check_request()
+        file = read_settings_file(request.config) if request.config is not None else {}
+        check_given(request.settings, self.variants, methods)
+        preset = request.preset or self.suite.preset
+        of_suite = self.suite.settings if request.preset is None or not self.suite.embedded else _kept(self.suite)
+        self.configs = {
+            variant.label: settings_of(variant, methods, preset, of_suite, file, request.settings)
+            for variant in self.variants
+        }
+        self._take_folder()
+        folders = suites.find_domains(self.suite, request.data, self.asked_tasks, self.out / "data")
+        for remark in suites.count_remarks(self.suite, folders):
+            reporter.warn(remark)
+        self.jobs = [
+            self._job(task, variant, seed, folders)
+            for seed in request.seeds
+            for task in self.asked_tasks
+            for variant in self.variants
+        ]
+        for job in self.jobs:
+            check_same_settings(job, self.configs[job.method], methods)
+        asked = {(job.task, job.method, job.seed) for job in self.jobs}
+        self.earlier = [key for key in read_results(self.out / "results.csv") if key not in asked]
+        """Of other calls with this folder: the tables hold them too."""
+        self.seconds = _seconds_so_far(self.out / "attempts.jsonl")
+        self.ends: dict[tuple[str, str, int], str] = {}
+        self.read: dict[tuple[str, str, int], Result] = {}
+
+    def _check_request(self) -> None:
+        request = self.request
+        if not request.seeds or min(request.seeds) < 0:
+            raise UserError("--seeds needs whole numbers from 0, such as 0,1,2")
+        if request.workers < 1:
+            raise UserError(f"--workers should be 1 or more, found {request.workers}")
+        if not 0 < request.gpu_share <= 1:
+            raise UserError(f"--gpu-share is a share above 0 and at most 1, found {request.gpu_share}")
+        if request.selector not in SELECTORS:
+            raise UserError(f"there is no validator `{request.selector}` (validators: {', '.join(SELECTORS)})")
+        labels = [variant.label for variant in self.variants]
+        if request.baseline is not None and request.baseline not in labels:
+            raise UserError(f"--baseline {request.baseline} is not among the methods to run: {', '.join(labels)}")
+
+    def _take_folder(self) -> None:
+        if RunFolder(self.out).holds_a_run:
+            raise UserError(f"{self.out} is a run itself; give a folder for the benchmark's runs as --out")
+        mark = self.out / "benchmark.json"
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            before = json.loads(mark.read_text(encoding="utf-8"))["suite"] if mark.exists() else None
+        except OSError as error:
+            raise UserError(f"cannot use {self.out} for the benchmark: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{mark} is damaged; give another --out") from None
+        if before not in (None, self.suite.name):
+            raise UserError(f"{self.out} holds the benchmark {before}, not {self.suite.name}; give another --out")
+        if before is None:
+            write_text(mark, json.dumps({"suite": self.suite.name}) + "\n")
+
+    def _job(self, task: str, variant: Variant, seed: int, folders: Mapping[str, Path]) -> Job:
+        source, target = task.split("-")
+        folder = self.out / "runs" / task / variant.label / str(seed)
+        settings = self.out / "settings" / f"{variant.label}.yaml"
+        places = (path.absolute() for path in (folder, settings, folders[source], folders[target]))
+        return Job(task, variant.label, seed, *places)
+
+    def log_of(self, job: Job) -> Path:
+        return (self.out / "logs" / job.task / job.method / f"{job.seed}.log").absolute()
+
+    # --- running -------------------------------------------------------------------------------------------------------
+
+    def run(self, stop_signal: StopSignal) -> Summary:
+        with self._lock():
+            for label, config in self.configs.items():
+                (self.out / "settings").mkdir(exist_ok=True)
+                write_text(self.out / "settings" / f"{label}.yaml", config.to_yaml())
+            for job in self.jobs:
+                job.folder.parent.mkdir(parents=True, exist_ok=True)
+            open_jobs = [job for job in self.jobs if not RunFolder(job.folder).finished]
+            done = len(self.jobs) - len(open_jobs)
+            self.reporter.say(
+                f"{self.suite.name}: runs {len(self.jobs)} (tasks {len(self.asked_tasks)}, methods {len(self.variants)}, seeds "
+                f"{len(self.request.seeds)}){f', {done} of them done already' if done else ''}"
+            )
+            stopped = self._run_jobs(open_jobs, stop_signal) if open_jobs else None
+            summary = self.write()
+            varied = list(dict.fromkeys(word.partition("=")[0] for word in self.request.vary))
+            draw_ablations(self.out / "figures", self.variants, summary.results, self.asked_tasks, varied)
+        if stopped is not None:
+            raise Interrupted("stopped, with the state of every run saved; the same command goes on", 128 + stopped)
+        return summary
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self.out / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"another benchmark is writing {self.out}; wait for it, or stop it first") from None
+            yield
+
+    def _pool(self) -> Pool:
+        request = self.request
+        if request.ray is not None:
+            from certvol.benchmark.cluster import RayPool
+
+            return RayPool(request.ray, request.workers, request.gpu_share, self.log_of)
+        on_auto = all(config.training.device == "auto" for config in self.configs.values())
+        return LocalPool(request.workers, self.log_of, visible_gpus() if on_auto else [])
+
+    def _run_jobs(self, jobs: list[Job], stop_signal: StopSignal) -> int | None:
+        pool = self._pool()
+        self.reporter.start("runs", len(jobs))
+        shown = ""
+
+        def under_way(running: Sequence[Job]) -> None:
+            nonlocal shown
+            words = "; ".join(f"{job.name}: {standing(job.folder)}" for job in running[:3])
+            if words != shown:
+                shown = words
+                self.reporter.note(words)
+                self.reporter.advance(0)
+
+        try:
+            with stop_signal.deferred():
+                return pool.run(jobs, self._ended, under_way, stop_signal)
+        finally:
+            self.reporter.finish()
+
+    def _ended(self, job: Job, outcome: Outcome) -> None:
+        key = (job.task, job.method, job.seed)
+        self.seconds[self._name(key)] = self.seconds.get(self._name(key), 0.0) + outcome.seconds
+        line = {
+            "run": self._name(key),
+            "seconds": round(outcome.seconds, 1),
+            "code": outcome.code,
+            "reason": outcome.reason,
+        }
+        append_line(self.out / "attempts.jsonl", line)
+        if outcome.tried_again:
+            self.reporter.warn(f"{job.name}: {outcome.reason}; trying again")
+            return
+        if outcome.code in STOP_CODES:
+            self.ends[key] = STOPPED
+            return
+        self.reporter.advance(1)
+        if outcome.code != 0:
+            self.ends[key] = f"failed: {outcome.reason}"
+            self.reporter.warn(f"{job.name} failed: {outcome.reason} (log: {self.log_of(job)})")
+        else:
+            self.ends.pop(key, None)
+            result = self._result(key)
+            figure = "" if result.last is None else f"{100 * result.last:.1f}, "
+            self.reporter.say(f"{job.name}: {figure}{outcome.seconds:.0f} s")
+        self.write()
+
+    # --- what is written -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _name(key: tuple[str, str, int]) -> str:
+        task, method, seed = key
+        return f"runs/{task}/{method}/{seed}"
+
+    def _result(self, key: tuple[str, str, int]) -> Result:
+        task, method, seed = key
+        name = self._name(key)
+        folder = RunFolder(self.out / name)
+        seconds = self.seconds.get(name)
+        begun = STOPPED if folder.holds_a_run else WAITING
+        asked = Result(task, method, seed, self.suite.metric, name, self.ends.get(key, begun), seconds)
+        if not folder.finished:
+            return asked
+        if key not in self.read:
+            self.read[key] = read_run(folder.path, replace(asked, status=DONE), self.request.selector)
+        return replace(self.read[key], seconds=seconds)
+
+    def write(self) -> Summary:
+        """Everything anew, from what the runs' folders hold."""
+        keys = [(job.task, job.method, job.seed) for job in self.jobs] + self.earlier
+        order = {variant.label: number for number, variant in enumerate(self.variants)}
+        found = [self._result(key) for key in keys]
+        tasks = self._tasks_in_order({result.task for result in found})
+        found.sort(key=lambda r: (tasks.index(r.task), order.get(r.method, len(order)), r.method, r.seed))
+        made = tables.all_tables(self.suite, found, tasks, self.request.selector, self._baseline(found))
+        write_text(self.out / "results.csv", results_csv(found))
+        write_text(self.out / "table.md", tables.markdown(made))
+        write_text(self.out / "table.tex", tables.latex(made))
+        write_text(self.out / "table.csv", tables.long_csv(made))
+        failures = [(f"{r.task} {r.method} seed {r.seed}", r.status) for r in found if r.status.startswith("failed")]
+        return Summary(made, [(name, status.removeprefix("failed: ")) for name, status in failures], found)
+
+    def _tasks_in_order(self, found: set[str]) -> list[str]:
+        """As published, then others."""
+        known = [*self.suite.tasks, *self.suite.splits.values(), *self.asked_tasks]
+        return [task for task in dict.fromkeys([*known, *sorted(found)]) if task in found]
+
+    def _baseline(self, found: Sequence[Result]) -> str | None:
+        methods = list(dict.fromkeys(result.method for result in found))
+        usual = [name for name in ("basic", "source_only") if name in methods]
+        return self.request.baseline or (usual[0] if usual else None)
+
+
+def _kept(suite: suites.Suite) -> dict[str, Any]:
+    """Of an embedded suite's settings, with a preset asked for: those about its images; the lengths are the preset's."""
+    return {name: value for name, value in suite.settings.items() if not name.startswith("training.")}
+
+
+def _seconds_so_far(path: Path) -> dict[str, float]:
+    """Of each run, over all attempts; one that a kill of the benchmark ended is not known."""
+    seconds: dict[str, float] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            attempt = json.loads(line)
+            seconds[attempt["run"]] = seconds.get(attempt["run"], 0.0) + float(attempt["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return seconds
+
+
+def run(request: Request, methods: Methods, reporter: Reporter, stop_signal: StopSignal) -> Summary:
+    return Benchmark(request, methods, reporter).run(stop_signal)
+
+
+def show(made: Sequence[tables.Table]) -> None:
+    """On stdout, for a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    styles = {0: "", 1: "bold", 2: "underline"}
+    for table in made:
+        shown = Table(title=Text(table.title), title_justify="left", title_style="bold")
+        shown.add_column("", overflow="fold")
+        for number, column in enumerate(table.columns):
+            shown.add_column(Text(column), justify="left" if number < table.text_columns else "right", overflow="fold")
+        before = False
+        for row in table.rows:
+            if row.published and not before:
+                shown.add_section()
+            before = row.published
+            cells = [Text(tables.cell_text(cell), styles[cell.rank]) for cell in row.cells]
+            shown.add_row(Text(row.name, "italic" if row.published else ""), *cells)
+        console.print(shown)
+        for note in table.notes:
+            console.print(Text(note, "dim"))

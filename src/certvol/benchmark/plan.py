@@ -1,0 +1,143 @@
+"""What a benchmark runs: every task by every method, variant and seed, each in a folder of its own."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from certvol.config import SECTIONS, Config, flatten, nearest, read_settings_file, resolve
+from certvol.errors import UserError
+
+Methods = Mapping[str, type]  # name -> class of its settings
+
+# Settings that change where and how fast a run is, not what it computes; a seed has a folder of its own.
+NO_MATTER = frozenset(
+    "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share data.max_megapixels "
+    "training.device training.seed training.log_every training.checkpoint_seconds guard.keep".split()
+)
+
+_NOT_IN_NAMES = re.compile(r"[^-.,\w]")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with settings of its own."""
+
+    method: str
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """method@setting=value, which is a folder's name too."""
+        words = "+".join(f"{name}={_NOT_IN_NAMES.sub('_', value)}" for name, value in self.settings)
+        return f"{self.method}@{words}" if words else self.method
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    task: str
+    method: str
+    """A variant's label."""
+    seed: int
+    folder: Path
+    settings: Path
+    """YAML."""
+    source: Path
+    target: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.task} {self.method} seed {self.seed}"
+
+
+def read_variants(words: Sequence[str], vary: Sequence[str], methods: Methods) -> list[Variant]:
+    """`cvp`, `cvp@method.samples_weight=0`, and each of them once per value of every `SETTING=VALUE,VALUE` that it has."""
+    found: list[Variant] = []
+    for word in words:
+        name, _, rest = word.partition("@")
+        if name not in methods:
+            raise UserError(
+                f"there is no method `{name}`{nearest(name, list(methods))} (methods: {', '.join(sorted(methods))})"
+            )
+        settings = tuple(_assignment(part, "--methods") for part in rest.split("+")) if rest else ()
+        found.append(Variant(name, settings))
+    varied: list[Variant] = []
+    pairs = [_assignment(word, "--vary") for word in vary]
+    for setting, values in pairs:
+        if not any(_has(setting, methods[variant.method]) for variant in found):
+            raise UserError(f"--vary {setting}: none of the methods {', '.join(words)} has that setting")
+        if not all(values.split(",")):
+            raise UserError(f"--vary {setting} needs values, such as {setting}=1,2; found `{values}`")
+    for variant in found:
+        own = [(setting, value) for setting, values in pairs for value in values.split(",")]
+        own = [(setting, value) for setting, value in own if _has(setting, methods[variant.method])]
+        varied += [Variant(variant.method, (*variant.settings, pair)) for pair in own] or [variant]
+    return list({variant.label: variant for variant in varied}.values())
+
+
+def _assignment(text: str, flag: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise UserError(f"{flag}: expected SETTING=VALUE, found `{text}`")
+    return name, value
+
+
+def _has(setting: str, of_method: type) -> bool:
+    section, _, name = setting.partition(".")
+    owner = of_method if section == "method" else SECTIONS.get(section)
+    return owner is not None and name in {field.name for field in dataclasses.fields(owner)}
+
+
+def settings_of(
+    variant: Variant,
+    methods: Methods,
+    preset: str,
+    of_suite: Mapping[str, Any],
+    file: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Config:
+    """The variant's beat the command line's, these the file's, these the suite's, these the preset's.
+
+    Settings of a method that other methods do not have are for those that do.
+    """
+    joined = {**of_suite, **file, **given, "method.name": variant.method}
+    config = resolve(methods, preset, joined, dict(variant.settings))
+    weights, cache = (_absolute(path) for path in (config.model.weights, config.data.cache_dir))
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, weights=weights),
+        data=dataclasses.replace(config.data, cache_dir=cache, source=None, target=None),
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
+
+
+def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: Methods) -> None:
+    """A setting of a method that is not among those to run is a mistake, which `settings_of` would pass over."""
+    if "method.name" in given:
+        raise UserError("a benchmark's methods are given as --methods NAME,NAME")
+    for setting in given:
+        known = any(_has(setting, cls) for cls in methods.values())
+        if setting.startswith("method.") and known and not any(_has(setting, methods[v.method]) for v in variants):
+            raise UserError(f"`{setting}` is a setting of none of the methods {', '.join(v.method for v in variants)}")
+
+
+def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
+    """A run that is there already must be the one that is asked for."""
+    made = job.folder / "config.yaml"
+    if not made.exists():
+        return
+    before = flatten(resolve(methods, file=read_settings_file(made)).as_dict(), str(made))
+    now = flatten(planned.as_dict(), "settings")
+    for name in sorted({*before, *now} - NO_MATTER):
+        if before.get(name) != now.get(name):
+            raise UserError(
+                f"{job.folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; give another --out, or the "
+                "settings it was made with"
+            )

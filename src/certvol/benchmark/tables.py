@@ -1,0 +1,343 @@
+"""The tables of a benchmark: ours with mean and deviation over seeds, the published rows below; as Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from certvol.benchmark.results import DONE, Result
+from certvol.benchmark.statistics import SIGNIFICANT, least_p, rank_correlation, sign_flip_p
+from certvol.benchmark.suites import Suite
+from certvol.selection import SELECTORS
+
+AVERAGE = "average"
+WATCHED_NOTE = (
+    "The label-free choice and the oracle come from predictions that each run keeps per cycle on at most 2,048 fixed target "
+    "images; their difference to the delivered model's is added to its accuracy on the whole target."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    mean: float | None = None
+    """Fraction."""
+    deviation: float | None = None
+    count: int = 0
+    text: str = ""
+    """Instead of figures."""
+    rank: int = 0
+    """1 the best of its column, 2 the second."""
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    cells: list[Cell]
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: list[str]
+    rows: list[Row]
+    text_columns: int = 0
+    """So many after the name hold text."""
+    notes: list[str] = field(default_factory=list)
+
+
+@cache
+def published() -> dict[str, Any]:
+    text = resources.files("certvol.benchmark").joinpath("published.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def mean_and_deviation(values: Sequence[float]) -> Cell:
+    """The deviation is that of a sample (n - 1); none for one value."""
+    if not values:
+        return Cell()
+    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def all_tables(
+    suite: Suite, results: Sequence[Result], tasks: list[str], selector: str, baseline: str | None
+) -> list[Table]:
+    """What `table.md` holds. `tasks`: in the order of columns."""
+    done = [result for result in results if result.status == DONE]
+    methods = list(dict.fromkeys(result.method for result in results))
+    if suite.metric == "mean_class_accuracy":
+        tables = [class_table(suite, done, methods, task, selector) for task in tasks]
+    else:
+        tables = [task_table(suite, done, methods, tasks, selector)]
+    if baseline is not None and len(methods) > 1:
+        tables.append(gain_table(done, methods, baseline))
+    if any(result.cycles is not None for result in done):
+        tables.append(validator_table(done))
+    return tables
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+
+def task_table(suite: Suite, done: Sequence[Result], methods: list[str], tasks: list[str], selector: str) -> Table:
+    rows = []
+    for method in methods:
+        own = [result for result in done if result.method == method]
+        cells = [mean_and_deviation([r.last for r in own if r.task == task and r.last is not None]) for task in tasks]
+        averages = [_average(own, tasks, column) for column in ("last", "selected", "oracle")]
+        rows.append(Row(method, [_text(_backbone_of(own)), _text("last"), *cells, *averages]))
+    rows = _ranked(rows, skip=2)
+    notes = [WATCHED_NOTE] if any(result.cycles is not None for result in done) else []
+    rows += _published_tasks(suite, tasks, notes)
+    columns = ["backbone", "chosen by", *tasks, AVERAGE, f"label-free choice ({selector})", "oracle (unattainable)"]
+    title = f"{suite.name}: target accuracy, %, mean and standard deviation over seeds"
+    return Table(title, columns, rows, 2, [_missing_note(done, methods, tasks), *notes])
+
+
+def class_table(suite: Suite, done: Sequence[Result], methods: list[str], task: str, selector: str) -> Table:
+    """A column per class, and their mean."""
+    names = list(suite.class_names)
+    rows = []
+    for method in methods:
+        own = [result for result in done if result.method == method and result.task == task]
+        cells = [mean_and_deviation([v for r in own if (v := r.per_class.get(name)) is not None]) for name in names]
+        averages = [_average(own, [task], column) for column in ("last", "selected", "oracle")]
+        rows.append(Row(method, [_text(_backbone_of(own)), _text("last"), *cells, *averages]))
+    rows = _ranked(rows, skip=2)
+    notes = [WATCHED_NOTE] if any(result.cycles is not None for result in done) else []
+    facts = published().get(suite.name, {})
+    if task == suite.splits.get(facts.get("split", ""), ""):
+        blank = [Cell(), Cell()]
+        for name, values in facts["rows"].items():
+            figures = [Cell(None if value is None else value / 100) for value in values]
+            rows.append(Row(name, [_text(facts["backbone"]), _text(_selection(facts, name)), *figures, *blank], True))
+        notes.append(f"Published rows: {facts['source']}.")
+    columns = ["backbone", "chosen by", *names, "mean", f"label-free choice ({selector})", "oracle (unattainable)"]
+    title = f"{suite.name}, {task}: accuracy per class and their mean, %, mean and standard deviation over seeds"
+    return Table(title, columns, rows, 2, [_missing_note(done, methods, [task]), *notes])
+
+
+def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Table:
+    base = {(r.task, r.seed): r.last for r in done if r.method == baseline and r.last is not None}
+    rows = []
+    for method in methods:
+        own = {(r.task, r.seed): r.last for r in done if r.method == method and r.last is not None}
+        differences = [own[pair] - base[pair] for pair in own if pair in base]
+        if method == baseline or not differences:
+            continue
+        p, cell = sign_flip_p(differences), mean_and_deviation(differences)
+        words = _text(str(len(differences))), _text(f"{p:.3f}"), _text(verdict(differences))
+        rows.append(Row(method, [cell, *words]))
+    return Table(
+        f"gain over {baseline} in points, over pairs of the same task and seed",
+        ["mean gain", "pairs", "p", "which is"],
+        rows,
+        notes=[
+            "p: two-sided exact test by flipping the signs of the paired differences; not corrected for several comparisons.",
+            "Seeds of one task are no independent tasks: a gain here is one on these tasks.",
+        ],
+    )
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """In words, so that nobody takes noise for a gain."""
+    p = sign_flip_p(differences)
+    if least_p(len(differences)) >= SIGNIFICANT:
+        return "undecided: too few pairs to tell a gain from noise"
+    if p >= SIGNIFICANT:
+        return "within the noise"
+    return "a gain above the noise" if statistics.fmean(differences) > 0 else "a loss above the noise"
+
+
+def validator_table(done: Sequence[Result]) -> Table:
+    """How well each label-free score ranks cycles, against the true accuracy that only a benchmark knows."""
+    adapted = [result for result in done if result.cycles is not None and result.last is not None]
+    rows = []
+    for name in SELECTORS:
+        own = [
+            (result, result.cycles) for result in adapted if result.cycles is not None and name in result.cycles.scores
+        ]
+        within = [rank_correlation(cycles.scores[name], cycles.accuracy) for _, cycles in own]
+        across = []
+        for task in dict.fromkeys(result.task for result, _ in own):
+            of_task = [cycles for result, cycles in own if result.task == task]
+            scores = [score for cycles in of_task for score in cycles.scores[name]]
+            across.append(rank_correlation(scores, [value for cycles in of_task for value in cycles.accuracy]))
+        gains = []
+        for _, cycles in own:
+            if (chosen := cycles.chosen_by(name)) is not None:
+                gains.append(cycles.accuracy[chosen] - cycles.accuracy[-1])
+        rows.append(
+            Row(
+                name,
+                [
+                    _correlation(within),
+                    _text("") if name == "ensv" else _correlation(across),  # its candidates are those of one run
+                    mean_and_deviation(gains),
+                    _text(str(len(own))),
+                ],
+            )
+        )
+    best = mean_and_deviation([max(c.accuracy) - c.accuracy[-1] for r in adapted if (c := r.cycles) is not None])
+    rows.append(Row("oracle (unattainable)", [_text(""), _text(""), best, _text(str(len(adapted)))]))
+    return Table(
+        "label-free validators: rank correlation with target accuracy, and what their choice gains over the last cycle",
+        ["over the cycles of a run", "over all cycles of a task", "gain of the choice, points", "runs"],
+        rows,
+        notes=["Spearman's correlation, signed so that 1 is a perfect validator; means over runs and over tasks."],
+    )
+
+
+def _average(own: Sequence[Result], tasks: list[str], column: str) -> Cell:
+    """Mean over tasks of their means; the deviation over seeds that have all tasks. Nothing where a task is missing."""
+    values = {(r.task, r.seed): value for r in own if (value := getattr(r, column)) is not None and r.task in tasks}
+    per_task = [[value for (t, _), value in values.items() if t == task] for task in tasks]
+    if not tasks or not all(per_task):
+        return Cell()
+    seeds = sorted({seed for _, seed in values})
+    whole = [s for s in seeds if all((task, s) in values for task in tasks)]
+    spread = mean_and_deviation([statistics.fmean(values[task, s] for task in tasks) for s in whole]).deviation
+    return Cell(statistics.fmean(statistics.fmean(found) for found in per_task), spread, len(values))
+
+
+def _published_tasks(suite: Suite, tasks: list[str], notes: list[str]) -> list[Row]:
+    facts = published().get(suite.name)
+    if facts is None:
+        return []
+    rows = []
+    for name, values in facts.get("rows", {}).items():
+        by_task = dict(zip(facts["tasks"], values, strict=False))
+        deviations = dict(zip(facts["tasks"], facts.get("std", {}).get(name, []), strict=False))
+        cells = [
+            Cell(None if by_task.get(t) is None else by_task[t] / 100, deviations[t] / 100 if t in deviations else None)
+            for t in tasks
+        ]
+        known = [cell.mean for cell in cells if cell.mean is not None]
+        mean = statistics.fmean(known) if known and len(known) == len(tasks) else None
+        if set(tasks) == set(facts["tasks"]) and len(values) > len(tasks):
+            mean = values[-1] / 100  # as printed
+        words = _text(facts["backbone"]), _text(_selection(facts, name))
+        rows.append(Row(name, [*words, *cells, Cell(mean), Cell(), Cell()], True))
+    whole = set(tasks) == set(suite.tasks)
+    for name, average in facts.get("average", {}).items():
+        words = _text(facts["backbone"]), _text(average.get("selection", "unknown"))
+        cell = Cell(average["value"] / 100) if whole else _text(f"{average['value']:.1f} (of all {len(suite.tasks)})")
+        rows.append(Row(name, [*words, *(Cell() for _ in tasks), cell, Cell(), Cell()], True))
+    notes.append(
+        f"Published rows: {facts['source']}; on {facts['backbone']}, so compare them with ours on the same alone."
+    )
+    return rows
+
+
+def _selection(facts: dict[str, Any], name: str) -> str:
+    selection = facts.get("selection", {})
+    return str(selection.get(name, selection.get("others", "unknown")))
+
+
+def _backbone_of(own: Sequence[Result]) -> str:
+    return ", ".join(sorted({result.backbone for result in own}))
+
+
+def _missing_note(done: Sequence[Result], methods: list[str], tasks: list[str]) -> str:
+    counts = [sum(r.method == m and r.task == t for r in done) for m in methods for t in tasks]
+    if not counts:
+        return "No runs."
+    if min(counts) == max(counts):
+        return f"{min(counts)} {'seed' if min(counts) == 1 else 'seeds'} per cell."
+    return f"{min(counts)} to {max(counts)} seeds per cell: cells are not alike in certainty."
+
+
+def _text(words: str) -> Cell:
+    return Cell(text=words)
+
+
+def _correlation(values: Sequence[float | None]) -> Cell:
+    known = [value for value in values if value is not None]
+    return _text(f"{statistics.fmean(known):+.2f}" if known else "")
+
+
+def _ranked(rows: list[Row], skip: int) -> list[Row]:
+    """Best and second of each column of figures; nothing in a column of one, or where all are alike."""
+    ranked = [list(row.cells) for row in rows]
+    for column in range(skip, len(rows[0].cells) if rows else 0):
+        shown = {round(1000 * cell.mean) for row in rows if (cell := row.cells[column]).mean is not None}
+        order = sorted(shown, reverse=True)
+        for cells in ranked:
+            mean = cells[column].mean
+            if mean is not None and len(order) > 1 and round(1000 * mean) in order[:2]:
+                old = cells[column]
+                cells[column] = Cell(old.mean, old.deviation, old.count, "", 1 + order.index(round(1000 * mean)))
+    return [Row(row.name, cells, row.published) for row, cells in zip(rows, ranked, strict=True)]
+
+
+# --- forms -------------------------------------------------------------------------------------------------------------
+
+
+def cell_text(cell: Cell, plus_minus: str = " ± ") -> str:
+    if cell.text or cell.mean is None:
+        return cell.text
+    spread = "" if cell.deviation is None else f"{plus_minus}{100 * cell.deviation:.1f}"
+    return f"{100 * cell.mean:.1f}{spread}"
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    return "\n".join(_markdown(table) for table in tables)
+
+
+def _markdown(table: Table) -> str:
+    marks: dict[int, Callable[[str], str]] = {0: str, 1: "**{}**".format, 2: "<u>{}</u>".format}
+    lines = [f"## {table.title}", "", f"| | {' | '.join(table.columns)} |", "|---" * (1 + len(table.columns)) + "|"]
+    for row in table.rows:
+        name = f"*{row.name}*" if row.published else row.name
+        cells = [marks[cell.rank](cell_text(cell)).replace("|", "\\|") for cell in row.cells]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes), ""])
+
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
+
+
+def latex(tables: Sequence[Table]) -> str:
+    """Needs \\usepackage{booktabs}."""
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(_latex(table) for table in tables)
+
+
+def _latex(table: Table) -> str:
+    marks: dict[int, Callable[[str], str]] = {0: str, 1: "\\textbf{{{}}}".format, 2: "\\underline{{{}}}".format}
+    lines = [f"\\begin{{tabular}}{{l{'l' * table.text_columns}{'r' * (len(table.columns) - table.text_columns)}}}"]
+    lines += ["\\toprule", " & ".join(["", *map(_escaped, table.columns)]) + r" \\", "\\midrule"]
+    before = False
+    for row in table.rows:
+        if row.published and not before:
+            lines.append("\\midrule")
+        before = row.published
+        name = f"\\textit{{{_escaped(row.name)}}}" if row.published else _escaped(row.name)
+        lines.append(" & ".join([name, *(marks[c.rank](_escaped(cell_text(c))) for c in row.cells)]) + r" \\")
+    lines += ["\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in table.notes)]
+    return f"% {table.title}\n" + "\n".join(lines) + "\n"
+
+
+def long_csv(tables: Sequence[Table]) -> str:
+    """A line per cell: fractions, and text as it is."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["table", "row", "published", "column", "mean", "deviation", "count", "text"])
+    for table in tables:
+        for row in table.rows:
+            for column, cell in zip(table.columns, row.cells, strict=True):
+                mean, deviation = ("" if v is None else f"{v:.6f}" for v in (cell.mean, cell.deviation))
+                words = f"'{cell.text}" if cell.text.startswith(("+", "-", "=", "@")) else cell.text
+                published_row = str(row.published).lower()
+                writer.writerow(
+                    [table.title, row.name, published_row, column, mean, deviation, cell.count or "", words]
+                )
+    return text.getvalue()

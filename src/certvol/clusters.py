@@ -1,0 +1,78 @@
+"""Groups of features: spherical k-means, and how likely a member is no outlier of its group. Tensors in, tensors out."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+
+def cosine_distance(units_ND: Tensor, centres_CD: Tensor) -> Tensor:
+    """(1 - cos) / 2, from 0 to 1, N x C. Rows and centres need not be of unit length."""
+    return 0.5 * (1 - F.normalize(units_ND, dim=1) @ F.normalize(centres_CD, dim=1).T)
+
+
+def class_sums(rows_ND: Tensor, labels_N: Tensor, num_classes: int) -> Tensor:
+    """C x D; 0 for a class without rows."""
+    return rows_ND.new_zeros(num_classes, rows_ND.shape[1]).index_add_(0, labels_N, rows_ND)
+
+
+def spherical_kmeans(
+    features_ND: Tensor, centres_CD: Tensor, tolerance: float = 0.005, most_rounds: int = 100
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(cluster of each row, its distance from that cluster's centre, the centres), from the given first centres.
+
+    Ends when the centres move by less than `tolerance` on average. A cluster that loses all its rows keeps its first centre.
+    """
+    units_ND = F.normalize(features_ND.float(), dim=1)
+    first_CD = centres_CD = F.normalize(centres_CD.float(), dim=1)
+    for _ in range(most_rounds):
+        clusters_N = cosine_distance(units_ND, centres_CD).argmin(dim=1)
+        empty_C1 = torch.bincount(clusters_N, minlength=len(centres_CD))[:, None] == 0
+        before_CD = centres_CD
+        centres_CD = torch.where(
+            empty_C1, first_CD, F.normalize(class_sums(units_ND, clusters_N, len(first_CD)), dim=1)
+        )
+        if float((0.5 * (1 - (before_CD * centres_CD).sum(dim=1))).mean()) < tolerance:
+            break
+    distance_N, clusters_N = cosine_distance(units_ND, centres_CD).min(dim=1)
+    return clusters_N, distance_N, centres_CD
+
+
+def match_centres(found_CD: Tensor, known_CD: Tensor) -> Tensor:
+    """For each found centre the known one it stands for: one to one, with the least distance in sum (Hungarian method)."""
+    _, matched = linear_sum_assignment(cosine_distance(found_CD, known_CD).cpu().numpy())
+    return torch.from_numpy(matched).to(found_CD.device)
+
+
+def gaussian_uniform_posterior(distances_N: Tensor, most_rounds: int = 1000, tolerance: float = 1e-10) -> Tensor:
+    """Probability of each value to belong to a half-Gaussian that starts at the smallest value, not to uniform outliers.
+
+    EM on the values with signs alternating, so that the Gaussian is a whole one of mean 0. The share of outliers starts at
+    0.1 and stays at most 0.5; the uniform's width follows from its moments.
+    """
+    values = distances_N.double().cpu().numpy()
+    if len(values) < 3 or values.std() == 0:
+        return torch.ones_like(distances_N)  # too few, or too much alike, to call one an outlier
+    values = values - values.min()
+    values[::2] *= -1
+    values = values / values.std()
+    outliers, variance, density = 0.1, 1.0, 1 / (values.max() - values.min())
+    before = -math.inf
+    for _ in range(most_rounds):
+        gaussian = (1 - outliers) * np.exp(-0.5 * values**2 / variance) / math.sqrt(2 * math.pi * variance)
+        both = gaussian + outliers * density
+        inside = gaussian / both
+        likelihood = float(np.log(both).sum())
+        if abs(likelihood - before) < tolerance:
+            break
+        before = likelihood
+        outside = 1 - inside
+        outliers = float(np.clip(outside.mean(), 1e-6, 0.5))
+        variance = max(float((inside * values**2).sum() / max(inside.sum(), 1e-12)), 1e-6)
+        share = max(float(outside.sum()), 1e-12)
+        first, second = float((outside * values).sum() / share), float((outside * values**2).sum() / share)
+        density = 1 / max(2 * math.sqrt(3 * max(second - first**2, 0.0)), 1e-3)
+    return torch.from_numpy(inside).to(distances_N)

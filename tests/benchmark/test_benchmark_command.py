@@ -1,0 +1,369 @@
+"""The command as a whole. Fast: what it says and writes, with runs that are there. Slow: real runs, killed and gone on with."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from certvol.benchmark import command
+from certvol.benchmark.command import Request
+from certvol.benchmark.grid import LocalPool
+from certvol.benchmark.plan import Job
+from certvol.benchmark.worker import Outcome
+from certvol.cli import run
+from certvol.errors import Interrupted, UserError
+from certvol.methods import config_classes
+from certvol.reporting import Silent
+from certvol.stopping import StopSignal
+from run_folders import write_run
+
+ACCURACY = {"source_only": 0.5, "basic": 0.6, "cvp": 0.7}
+TINY = (
+    "--training.pretrain_steps 20 --training.cycles 4 --training.cycle_steps 10 --training.batch_size 32 --model.norm mixed "
+    "--method.num_samples 4 --training.checkpoint_seconds 0.3 --training.log_every 2"
+).split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Drawn once."""
+    global DATA
+    DATA = tmp_path_factory.mktemp("digits")
+    yield
+    DATA = None
+
+
+DATA: Path | None = None
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Runs that are over at once; the list tells which were made. A method may be told to fail, or to stop the benchmark."""
+    made: list[Job] = []
+
+    def play(pool: LocalPool, jobs: list[Job], ended: object, under_way: object, stop_signal: object) -> int | None:
+        for job in jobs:
+            made.append(job)
+            if os.environ.get("STOP_AT") == job.name:
+                return signal.SIGTERM
+            if os.environ.get("FAIL_AT") == job.name:
+                ended(job, Outcome(1, 1.0, "it broke"))  # type: ignore[operator]
+                continue
+            base = ACCURACY[job.method.partition("@")[0]] + job.seed / 100
+            write_run(job.folder, [0.5, base + 0.02, base] if "source" not in job.method else [base])
+            (job.folder / "config.yaml").write_text(job.settings.read_text())
+            ended(job, Outcome(0, 1.0, None))  # type: ignore[operator]
+        return None
+
+    monkeypatch.setattr(LocalPool, "run", play)
+    return made
+
+
+def _benchmark(out: Path, **changed: object) -> command.Summary:
+    request = Request(suite="digits", out=out, data=DATA, **{"tasks": ["T-B"], "seeds": [0, 1], **changed})
+    return command.run(request, config_classes(), Silent(), StopSignal())
+
+
+def _rows(out: Path) -> list[dict[str, str]]:
+    with (out / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_run_once_and_all_files(tmp_path: Path, played: list[Job]) -> None:
+    summary = _benchmark(tmp_path)
+    assert [job.name for job in played][:4] == [
+        "T-B source_only seed 0",
+        "T-B basic seed 0",
+        "T-B cvp seed 0",
+        "T-B source_only seed 1",
+    ]
+    assert summary.failures == []
+    assert [row["last"] for row in _rows(tmp_path)] == [
+        "0.500000",
+        "0.510000",
+        "0.600000",
+        "0.610000",
+        "0.700000",
+        "0.710000",
+    ]
+    assert {row["status"] for row in _rows(tmp_path)} == {"done"}
+    assert "**70.5 ± 0.7**" in (tmp_path / "table.md").read_text()
+    for name in ("table.tex", "table.csv", "settings/cvp.yaml"):
+        assert (tmp_path / name).exists(), name
+    before = (tmp_path / "table.md").read_text()
+    played.clear()
+    _benchmark(tmp_path)
+    assert played == []
+    assert (tmp_path / "table.md").read_text() == before
+
+
+def test_a_failure_is_recorded_and_tried_again_by_the_next_call(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL_AT", "T-B basic seed 0")
+    summary = _benchmark(tmp_path)
+    assert summary.failures == [("T-B basic seed 0", "it broke")]
+    assert next(row for row in _rows(tmp_path) if row["status"] != "done")["status"] == "failed: it broke"
+    assert len(played) == 6
+    monkeypatch.delenv("FAIL_AT")
+    assert _benchmark(tmp_path).failures == []
+    assert [job.name for job in played[6:]] == ["T-B basic seed 0"]
+    assert next(row for row in _rows(tmp_path) if row["run"] == "runs/T-B/basic/0")["seconds"] == "2.0"
+
+
+def test_a_stop_leaves_a_table_of_what_is_there_and_goes_on(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOP_AT", "T-B cvp seed 1")
+    with pytest.raises(Interrupted, match="the same command goes on") as caught:
+        _benchmark(tmp_path)
+    assert caught.value.exit_code == 143
+    assert [row["status"] for row in _rows(tmp_path)].count("waiting") == 1
+    monkeypatch.delenv("STOP_AT")
+    _benchmark(tmp_path)
+    assert [job.name for job in played[6:]] == ["T-B cvp seed 1"]
+
+
+def test_cells_add_up_over_several_calls(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    _benchmark(tmp_path, methods=["cvp"], seeds=[0], tasks=["F-T"])
+    assert [(row["task"], row["method"]) for row in _rows(tmp_path)] == [("T-B", "basic"), ("F-T", "cvp")]
+
+
+def test_a_varied_setting_gives_rows_and_a_figure(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path, methods=["basic", "cvp"], vary=["method.num_samples=4,8"])
+    assert {job.method for job in played} == {"basic", "cvp@method.num_samples=4", "cvp@method.num_samples=8"}
+    for kind in ("png", "pdf"):
+        assert (tmp_path / "figures" / f"method.num_samples.{kind}").stat().st_size > 1000
+    assert (tmp_path / "runs" / "T-B" / "cvp@method.num_samples=4" / "0" / "metrics.json").exists()
+
+
+def test_the_settings_that_were_asked_for_reach_the_runs(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path, methods=["cvp"], settings={"training.cycles": "9"}, seeds=[0])
+    text = played[0].settings.read_text()
+    assert "cycles: 9" in text
+    assert "flip: false" in text, "the suite's own"
+    with pytest.raises(UserError, match=r"`training.cycles` 9, now it is 10"):
+        _benchmark(tmp_path, methods=["cvp"], settings={"training.cycles": "10"}, seeds=[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"suite": "digit"}, "did you mean `digits`"),
+        ({"workers": 0}, "--workers"),
+        ({"seeds": [-1]}, "--seeds"),
+        ({"gpu_share": 2.0}, "--gpu-share"),
+        ({"selector": "luck"}, "no validator `luck`"),
+        ({"baseline": "dann"}, "not among the methods"),
+        ({"settings": {"training.cycle": "1"}}, "unknown setting"),
+        ({"config": Path("nowhere.yaml")}, "nowhere.yaml"),
+        ({"suite": "office-31", "tasks": None, "data": None}, "--data ROOT"),
+    ],
+)
+def test_mistakes_are_said_before_anything_runs(
+    tmp_path: Path, played: list[Job], changed: dict[str, object], said: str
+) -> None:
+    request = Request(**{"suite": "digits", "out": tmp_path / "out", "tasks": ["T-B"], "data": DATA, **changed})
+    with pytest.raises(UserError, match=said):
+        command.run(request, config_classes(), Silent(), StopSignal())
+    assert played == []
+
+
+def test_folders_of_another_kind_are_refused(tmp_path: Path, played: list[Job]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text("")
+    with pytest.raises(UserError, match="is a run itself"):
+        _benchmark(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "benchmark.json").write_text('{"suite": "office-31"}')
+    with pytest.raises(UserError, match="holds the benchmark office-31"):
+        _benchmark(tmp_path / "b")
+
+
+def test_two_at_a_time_in_one_folder_are_refused(tmp_path: Path, played: list[Job]) -> None:
+    import fcntl
+
+    with (tmp_path / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another benchmark"):
+            _benchmark(tmp_path)
+
+
+def test_the_command_line(tmp_path: Path, played: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "benchmark",
+        "digits",
+        "--data",
+        str(DATA),
+        "--out",
+        str(tmp_path),
+        "--tasks",
+        "T-B",
+        "--methods",
+        "basic,cvp",
+    ]
+    assert run([*words, "--seeds", "0,1", "--select", "bnm", "--training.cycles", "7", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    for text in ("digits: target accuracy", "70.5 ± 0.7", "label-free choice (bnm)", "too few", "table.md"):
+        assert text in " ".join(out.split()), text
+    assert "cycles: 7" in played[0].settings.read_text()
+    for more, said in (
+        (["--seeds", "a"], "whole numbers"),
+        (["--tusks", "1"], "did you mean `--tasks`"),
+        (["--methods", "a,,b"], "commas"),
+    ):
+        assert run([*words, *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_exit_code_tells_a_failure(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAIL_AT", "T-B cvp seed 0")
+    assert (
+        run(
+            [
+                "benchmark",
+                "digits",
+                "--data",
+                str(DATA),
+                "--out",
+                str(tmp_path),
+                "--tasks",
+                "T-B",
+                "--methods",
+                "basic,cvp",
+            ]
+        )
+        == 1
+    )
+    assert "failed: T-B cvp seed 0: it broke" in capsys.readouterr().err
+
+
+def test_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "suites"]) == 0
+    out = capsys.readouterr().out
+    assert "adaptiope" in out
+    assert "W-A" in out
+
+
+# --- real runs ---------------------------------------------------------------------------------------------------------
+
+
+def _start(out: Path, *more: str) -> subprocess.Popen[bytes]:
+    words = [
+        "benchmark",
+        "digits",
+        "--out",
+        str(out),
+        "--tasks",
+        "T-B",
+        "--methods",
+        "source_only,cvp",
+        "--seeds",
+        "0,1",
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "certvol", *words, *TINY, *more],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _until(condition: object, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 300
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _adapting(out: Path) -> bool:
+    history = out / "runs" / "T-B" / "cvp" / "0" / "history.jsonl"
+    return history.exists() and '"adapt"' in history.read_text()
+
+
+def _without_seconds(out: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in _rows(out)]
+
+
+@pytest.fixture(scope="module")
+def whole(_data: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A benchmark that nobody disturbed."""
+    out = tmp_path_factory.mktemp("benchmark") / "whole"
+    assert _start(out, "--workers", "2").wait(600) == 0
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the runs by /proc")
+def test_killed_halfway_and_started_again_it_ends_with_the_same_table(whole: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    killed = _start(parts, "--workers", "2")
+    _until(lambda: _adapting(parts), killed)
+    runs = _children(killed.pid)
+    os.killpg(killed.pid, signal.SIGKILL)
+    for run_pid in runs[:1]:  # one dies at once, the other is told by the system and saves
+        os.kill(run_pid, signal.SIGKILL)
+    killed.communicate()
+    assert not (parts / "runs" / "T-B" / "cvp" / "1" / "model.safetensors").exists(), "nothing was left to do"
+
+    stopped = _start(parts, "--workers", "2")  # at once: the run that saves still holds its folder
+    _until(lambda: len(_children(stopped.pid)) > 0, stopped)
+    os.kill(stopped.pid, signal.SIGINT)
+    said = stopped.communicate(timeout=300)[1].decode()
+    assert stopped.returncode == 130, said
+    assert "the same command goes on" in said
+
+    assert _start(parts, "--workers", "2").wait(600) == 0
+    for name in ("table.md", "table.tex", "table.csv"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
+    assert _without_seconds(whole) == _without_seconds(parts)
+    assert {row["status"] for row in _rows(parts)} == {"done"}
+    attempts = [json.loads(line) for line in (parts / "attempts.jsonl").read_text().splitlines()]
+    assert {line["code"] for line in attempts} <= {0, 143, -15}
+
+
+@pytest.mark.slow
+def test_the_same_on_a_local_ray_with_a_worker_killed(whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    out = tmp_path / "ray"
+    process = _start(out, "--ray", "local", "--workers", "2")
+    _until(lambda: _adapting(out), process)
+    victim = _worker_of(out / "runs" / "T-B" / "cvp" / "0")
+    os.kill(victim, signal.SIGKILL)
+    said = process.communicate(timeout=600)[1].decode()
+    assert process.returncode == 0, said
+    assert "going on from" in (out / "logs" / "T-B" / "cvp" / "0.log").read_text(), "the run was not taken up again"
+    assert (whole / "table.md").read_bytes() == (out / "table.md").read_bytes()
+    assert {row["status"] for row in _rows(out)} == {"done"}
+
+
+def _worker_of(run_folder: Path) -> int:
+    """Process id of the Ray worker whose child is the run in this folder."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"adapt" in words and str(run_folder).encode() in words:
+                    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    raise AssertionError("the run has no process")

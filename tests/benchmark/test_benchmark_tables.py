@@ -1,0 +1,142 @@
+import csv
+import io
+
+import pytest
+
+from certvol.benchmark import tables
+from certvol.benchmark.results import Cycles, Result
+from certvol.benchmark.suites import SUITES
+from certvol.benchmark.tables import Cell
+
+OFFICE = SUITES["office-31"]
+
+
+def _result(task: str, method: str, seed: int, last: float, **more: object) -> Result:
+    figures = {"selected": last - 0.01, "oracle": last + 0.01, "backbone": "inception_v3", **more}
+    return Result(task, method, seed, "accuracy", f"runs/{task}/{method}/{seed}", "done", 1.0, last, **figures)
+
+
+RESULTS = [
+    *(_result("A-W", "basic", seed, value) for seed, value in enumerate([0.80, 0.82, 0.84])),
+    *(_result("W-A", "basic", seed, value) for seed, value in enumerate([0.60, 0.61, 0.62])),
+    *(_result("A-W", "cvp", seed, value) for seed, value in enumerate([0.85, 0.86, 0.87])),
+    *(_result("W-A", "cvp", seed, value) for seed, value in enumerate([0.63, 0.64, 0.65])),
+    _result("A-W", "source_only", 0, 0.70),
+    Result("W-A", "source_only", 0, "accuracy", "r", "failed: something"),
+]
+
+
+def _tables(suite: str = "office-31", baseline: str | None = "basic") -> list[tables.Table]:
+    return tables.all_tables(SUITES[suite], RESULTS, ["A-W", "W-A"], "bnm", baseline)
+
+
+def test_mean_deviation_and_average() -> None:
+    table = _tables()[0]
+    assert table.columns[:5] == ["backbone", "chosen by", "A-W", "W-A", "average"]
+    rows = {row.name: [tables.cell_text(cell) for cell in row.cells] for row in table.rows}
+    assert rows["basic"][2:] == ["82.0 ± 2.0", "61.0 ± 1.0", "71.5 ± 1.5", "70.5 ± 1.5", "72.5 ± 1.5"]
+    assert rows["cvp"][:3] == ["inception_v3", "last", "86.0 ± 1.0"]
+    assert rows["source_only"][2:5] == ["70.0", "", ""], "no average where a task is missing"
+    assert "0 to 3 seeds" in table.notes[0]
+
+
+def test_best_and_second_of_ours() -> None:
+    ranks = {row.name: [cell.rank for cell in row.cells][2:5] for row in _tables()[0].rows}
+    assert ranks["cvp"] == [1, 1, 1]
+    assert ranks["basic"] == [2, 2, 2]
+    assert ranks["source_only"] == [0, 0, 0]
+    assert ranks["MDD"] == [0, 0, 0], "published rows are on another backbone"
+
+
+def test_published_rows_tell_backbone_and_selection() -> None:
+    rows = {row.name: row for row in _tables()[0].rows}
+    assert rows["DANN"].published
+    words = [tables.cell_text(cell) for cell in rows["DANN"].cells]
+    assert words == ["resnet50", "oracle", "", "", "86.1 (of all 6)", "", ""]
+    caltech = tables.task_table(SUITES["office-caltech"], [], [], ["A-C", "A-D"], "bnm")
+    cvp = [tables.cell_text(cell) for cell in next(row for row in caltech.rows if row.name == "CVP").cells]
+    assert cvp == ["resnet50", "last", "94.3", "98.1", "96.2", "", ""], "the average is over the tasks shown"
+    whole = tables.task_table(SUITES["office-caltech"], [], [], list(SUITES["office-caltech"].tasks), "bnm")
+    assert tables.cell_text(next(row for row in whole.rows if row.name == "CORAL").cells[-3]) == "92.6"
+    modern = tables.task_table(SUITES["modern-office-31"], [], [], ["S-W"], "bnm")
+    assert tables.cell_text(next(row for row in modern.rows if row.name == "CAN").cells[2]) == "89.7 ± 0.5"
+
+
+def test_gains_are_called_by_their_name() -> None:
+    table = next(table for table in _tables() if table.title.startswith("gain"))
+    rows = {row.name: [tables.cell_text(cell) for cell in row.cells] for row in table.rows}
+    assert list(rows) == ["cvp", "source_only"]
+    assert rows["cvp"] == ["3.5 ± 0.8", "6", "0.031", "a gain above the noise"]
+    assert "too few" in rows["source_only"][3]
+    assert tables.verdict([0.01, -0.01, 0.02, 0.01, -0.02, 0.01]) == "within the noise"
+    assert tables.verdict([-0.01] * 6) == "a loss above the noise"
+    assert not any(table.title.startswith("gain") for table in _tables(baseline=None))
+
+
+def test_validators_are_ranked_by_the_truth() -> None:
+    cycles = Cycles([0.1, 0.2, 0.3], {"bnm": [1, 2, 3], "snd": [3, 2, 1], "ensv": [0.5, 0.9, 0.5]}, [True] * 3)
+    table = tables.validator_table([_result("A-W", "cvp", 0, 0.3, cycles=cycles), _result("A-W", "basic", 0, 0.3)])
+    rows = {row.name: [tables.cell_text(cell) for cell in row.cells] for row in table.rows}
+    assert rows["bnm"] == ["+1.00", "+1.00", "0.0", "1"]
+    assert rows["snd"] == ["-1.00", "-1.00", "-20.0", "1"]
+    assert rows["ensv"] == ["+0.00", "", "-10.0", "1"]
+    assert rows["sigma"] == ["", "", "", "0"]
+    assert rows["oracle (unattainable)"][2] == "0.0"
+
+
+def test_visda_has_a_column_per_class() -> None:
+    suite = SUITES["visda-2017"]
+    done = [
+        Result(
+            task,
+            "cvp",
+            seed,
+            "mean_class_accuracy",
+            "r",
+            "done",
+            1,
+            v,
+            v,
+            v,
+            {"bus": v, "car": None},
+            None,
+            "resnet101",
+        )
+        for task in ("synthetic-test", "synthetic-validation")
+        for seed, v in enumerate([0.5, 0.7])
+    ]
+    test, validation, *_ = tables.all_tables(suite, done, ["synthetic-test", "synthetic-validation"], "bnm", None)
+    assert test.columns[2:-3] == list(suite.class_names)
+    ours, *published = test.rows
+    words = dict(zip(test.columns, map(tables.cell_text, ours.cells), strict=True))
+    assert (words["bus"], words["car"], words["mean"]) == ("60.0 ± 14.1", "", "60.0 ± 14.1")
+    assert {row.name for row in published} >= {"CVP", "UFAL"}
+    assert tables.cell_text(published[-1].cells[-3]) == "90.1"
+    assert len(validation.rows) == 1, "the published rows are of the test split"
+
+
+def test_markdown_and_latex_and_csv_say_the_same() -> None:
+    made = _tables()
+    text = tables.markdown(made)
+    assert "| cvp | inception_v3 | last | **86.0 ± 1.0** |" in text
+    assert "<u>82.0 ± 2.0</u>" in text
+    assert "| *DANN* | resnet50 | oracle |" in text
+    assert all(line.count("|") == 9 for line in text.split("\n\n")[1].splitlines())
+    tex = tables.latex(made)
+    assert r"cvp & inception\_v3 & last & \textbf{86.0 $\pm$ 1.0}" in tex
+    assert r"source\_only" in tex
+    assert r"target accuracy, \%" not in tex.split("\\begin")[0], "comments are as they are"
+    for block in tex.split("\\begin{tabular}")[1:]:
+        spec = block[1 : block.index("}")]
+        body = [line for line in block.splitlines() if line.endswith(r"\\")]
+        assert all(line.count(" & ") == len(spec) - 1 for line in body)
+    lines = list(csv.DictReader(io.StringIO(tables.long_csv(made))))
+    mine = next(line for line in lines if line["row"] == "cvp" and line["column"] == "A-W")
+    assert (mine["mean"], mine["deviation"], mine["count"], mine["published"]) == ("0.860000", "0.010000", "3", "false")
+
+
+def test_cells() -> None:
+    assert tables.cell_text(Cell()) == ""
+    assert tables.cell_text(Cell(0.5)) == "50.0"
+    assert tables.mean_and_deviation([0.2, 0.4]).deviation == pytest.approx(0.1414, abs=1e-3)
+    assert tables.mean_and_deviation([]) == Cell()

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from certvol.benchmark import plan
+from certvol.errors import UserError
+from certvol.methods import config_classes
+
+METHODS = config_classes()
+
+
+def _labels(methods: list[str], vary: list[str]) -> list[str]:
+    return [variant.label for variant in plan.read_variants(methods, vary, METHODS)]
+
+
+def test_variants_are_named_as_their_folders() -> None:
+    assert _labels(["basic", "cvp", "cvp@method.samples_weight=0"], []) == [
+        "basic",
+        "cvp",
+        "cvp@method.samples_weight=0",
+    ]
+    assert _labels(["cvp@model.weights=/a/b c"], []) == ["cvp@model.weights=_a_b_c"]
+
+
+def test_a_varied_setting_gives_a_row_per_value_to_the_methods_that_have_it() -> None:
+    varied = ["method.num_samples=32,64", "method.samples_weight=0.1"]
+    expected = ["basic", "cvp@method.num_samples=32", "cvp@method.num_samples=64", "cvp@method.samples_weight=0.1"]
+    assert _labels(["basic", "cvp"], varied) == expected
+    assert _labels(["basic"], ["model.norm=mixed,auto"]) == ["basic@model.norm=mixed", "basic@model.norm=auto"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "vary", "said"),
+    [
+        (["cpv"], [], "did you mean `cvp`"),
+        (["cvp@x"], [], "expected SETTING=VALUE"),
+        (["basic"], ["method.num_samples=1"], "none of the methods"),
+        (["cvp"], ["method.num_samples=1,,2"], "needs values"),
+        (["cvp"], ["method.num_samples"], "expected SETTING=VALUE"),
+    ],
+)
+def test_variants_that_are_none(methods: list[str], vary: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        _labels(methods, vary)
+
+
+def test_the_later_beats_the_earlier() -> None:
+    variant = plan.Variant("cvp", (("training.cycles", "5"),))
+    config = plan.settings_of(
+        variant,
+        METHODS,
+        "authors",
+        {"model.backbone": "a", "data.image_size": 16, "training.batch_size": 8},
+        {"model.backbone": "b", "training.batch_size": 16},
+        {"model.backbone": "c", "training.cycles": "7", "model.weights": "w.pth"},
+    )
+    assert (config.model.backbone, config.data.image_size, config.training.batch_size) == ("c", 16, 16)
+    assert config.training.cycles == 5
+    assert config.method.num_samples == 32, "the preset's"
+    assert config.model.weights == str(Path("w.pth").absolute())
+
+
+def test_settings_of_one_method_are_for_it_alone() -> None:
+    given = {"method.num_samples": "8"}
+    variants = plan.read_variants(["basic", "cvp"], [], METHODS)
+    plan.check_given(given, variants, METHODS)
+    configs = [plan.settings_of(variant, METHODS, "default", {}, {}, given) for variant in variants]
+    assert configs[1].method.num_samples == 8
+    assert not hasattr(configs[0].method, "num_samples")
+    with pytest.raises(UserError, match="setting of none of the methods"):
+        plan.check_given(given, variants[:1], METHODS)
+    with pytest.raises(UserError, match="--methods"):
+        plan.check_given({"method.name": "cvp"}, variants, METHODS)
+    with pytest.raises(UserError, match="unknown setting"):
+        plan.settings_of(variants[0], METHODS, "default", {}, {}, {"training.cycle": 3})
+
+
+def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None:
+    variant = plan.Variant("cvp")
+    config = plan.settings_of(variant, METHODS, "quick", {}, {}, {})
+    job = plan.Job("A-B", "cvp", 0, tmp_path, tmp_path / "s.yaml", tmp_path, tmp_path)
+    plan.check_same_settings(job, config, METHODS)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    elsewhere = plan.settings_of(variant, METHODS, "quick", {}, {}, {"training.device": "cpu", "training.seed": 3})
+    plan.check_same_settings(job, elsewhere, METHODS)
+    longer = plan.settings_of(variant, METHODS, "quick", {}, {}, {"training.cycles": 61})
+    with pytest.raises(UserError, match=r"`training.cycles` 60, now it is 61"):
+        plan.check_same_settings(job, longer, METHODS)

@@ -1,0 +1,72 @@
+"""`certvol report` as users call it, and the report that `certvol adapt` ends with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from certvol.cli import run
+from certvol.report import page
+from images import tiny, write_domain
+from report.runs import make_run
+
+
+def _adapt(tmp_path: Path) -> list[str]:
+    source = write_domain(tmp_path / "source")
+    target = write_domain(tmp_path / "target", shift=20, seed=1)
+    settings = [word for key, value in tiny().items() for word in (f"--{key}", str(value))]
+    return ["adapt", "--source", str(source), "--target", str(target), "--out", str(tmp_path / "run"), *settings]
+
+
+def test_adapt_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(_adapt(tmp_path)) == 0
+    place = tmp_path / "run" / "report.html"
+    assert f"report: {place}" in capsys.readouterr().out
+    text = place.read_text()
+    accuracy = json.loads((tmp_path / "run" / "metrics.json").read_text())["adapted"]["accuracy"]
+    assert f"{100 * accuracy:.1f}<small>" in text
+    assert 'id="sheet-0"' in text
+
+
+def test_a_report_that_fails_leaves_the_run_a_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise MemoryError("too little")
+
+    monkeypatch.setattr(page, "run_page", fail)
+    assert run(_adapt(tmp_path)) == 0
+    said = capsys.readouterr()
+    assert "the run is complete, but its report could not be made" in said.err
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_one_run_and_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_run(tmp_path, features=False)
+    assert run(["report", str(made.path), "--figures"]) == 0
+    said = capsys.readouterr().out
+    assert (made.path / "report.html").exists()
+    assert (made.path / "figures" / "sigma.svg").exists()
+    assert "20 figures for papers" in said
+    assert run(["report", str(made.path), "--out", str(tmp_path / "elsewhere.html")]) == 0
+    assert (tmp_path / "elsewhere.html").exists()
+
+
+def test_several_runs_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(make_run(tmp_path / name, seed=seed).path) for seed, name in enumerate("ab")]
+    assert run(["report", *runs]) == 2
+    assert "--out FILE" in capsys.readouterr().err
+    out = tmp_path / "new" / "compared.html"
+    assert run(["report", *runs, "--out", str(out), "--figures"]) == 0
+    assert out.exists()
+    assert (out.parent / "figures" / "risk-coverage.png").exists()
+    assert not (tmp_path / "a" / "run" / "report.html").exists()
+
+
+def test_a_users_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    made = make_run(tmp_path, features=False)
+    assert run(["report", str(made.path), "--target", str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

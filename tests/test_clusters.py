@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+
+from certvol.clusters import cosine_distance, gaussian_uniform_posterior, match_centres, spherical_kmeans
+
+
+def test_distance_is_0_of_equal_directions_and_1_of_opposite_ones() -> None:
+    rows = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    assert cosine_distance(rows, torch.tensor([[5.0, 0.0]]))[:, 0].tolist() == pytest.approx([0, 0.5, 1])
+
+
+def test_clusters_are_found_from_rough_centres() -> None:
+    torch.manual_seed(0)
+    true = torch.arange(3).repeat(30)
+    rows = torch.eye(6)[true] * (1 + torch.rand(90, 1)) + 0.1 * torch.randn(90, 6)
+    clusters, distance, centres = spherical_kmeans(rows, torch.eye(6)[:3] + 0.5)
+    assert torch.equal(clusters, true)
+    assert distance.max() < 0.1
+    assert cosine_distance(centres, torch.eye(6)[:3]).diagonal().max() < 0.01
+
+
+def test_k_means_ends_at_a_fixed_point() -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(60, 4)
+    clusters, _, centres = spherical_kmeans(rows, torch.randn(5, 4), tolerance=1e-9)
+    units = torch.nn.functional.normalize(rows, dim=1)
+    assert torch.equal(cosine_distance(units, centres).argmin(1), clusters)
+    for number in clusters.unique():
+        mean = units[clusters == number].sum(0)
+        assert torch.allclose(mean / mean.norm(), centres[number], atol=1e-4)
+
+
+def test_an_empty_cluster_keeps_its_first_centre() -> None:
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.1]])
+    first = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    clusters, _, centres = spherical_kmeans(rows, first)
+    assert clusters.tolist() == [0, 0]
+    assert centres[1].tolist() == [-1.0, 0.0]
+
+
+def test_rows_of_zero_are_as_far_from_all_and_do_no_harm() -> None:
+    clusters, distance, centres = spherical_kmeans(torch.zeros(4, 3), torch.eye(3))
+    assert distance.tolist() == [0.5] * 4
+    assert torch.isfinite(centres).all()
+    assert clusters.tolist() == [0] * 4
+
+
+def test_centres_are_matched_one_to_one() -> None:
+    known = torch.eye(4)
+    found = torch.eye(4)[[2, 0, 3, 1]] + 0.2
+    assert match_centres(found, known).tolist() == [2, 0, 3, 1]
+    twins = torch.tensor([[1.0, 0.0], [1.0, 0.1]])  # both near the first
+    assert sorted(match_centres(twins, torch.eye(2)).tolist()) == [0, 1]
+
+
+def test_outliers_of_a_half_gaussian_are_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    inside, outside = np.abs(rng.normal(0, 0.1, 300)), rng.uniform(0.8, 1.5, 30)
+    posterior = gaussian_uniform_posterior(torch.from_numpy(np.concatenate([inside, outside])).float())
+    assert (posterior[300:] < 0.5).all()
+    assert (posterior[:300] > 0.5).float().mean() > 0.95
+    assert posterior.dtype == torch.float32
+
+
+def test_the_posterior_falls_with_the_distance() -> None:
+    distances = torch.rand(100).sort().values ** 2
+    posterior = gaussian_uniform_posterior(distances)
+    assert (posterior[1:] <= posterior[:-1] + 1e-6).all()
+
+
+@pytest.mark.parametrize("values", [[0.3], [0.1, 0.2], [0.5] * 9, [0.0, 0.0, 1.0], [1e-30, 2e-30, 5e-30]])
+def test_few_or_equal_distances_give_finite_posteriors(values: list[float]) -> None:
+    posterior = gaussian_uniform_posterior(torch.tensor(values))
+    assert torch.isfinite(posterior).all()
+    assert ((posterior >= 0) & (posterior <= 1)).all()
