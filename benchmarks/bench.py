@@ -33,7 +33,7 @@ class Sizes:
     cycle_steps: int = 50
     cycles: int = 6  # the first warms up and is not counted
     conventional_target: int = 20_000  # images; the files of --images as often as it takes
-    cache_images: int = 4_000  # at most
+    cache_images: int = 24_000  # the files of --images as often as it takes
     jpegs_per_class: int = 100  # of those written where no --images are given
     jpeg_side: int = 300
     oscillation: tuple[int, int, int, int] = (615, 1000, 2048, 123)  # features, K, their length, classes: Adaptiope

@@ -26,7 +26,7 @@ from certvol.training.checkpoint import read_about
 from certvol.uncertainty import MEASURES
 from images import tiny, write_domain
 
-COLUMNS = "path prediction truth probability entropy sigma loss loss_gt loss_diff mcd_mu mcd_sigma".split()
+COLUMNS = "path prediction truth probability entropy sigma logit logit_gt logit_diff mcd_mu mcd_sigma".split()
 CLASSES = ["apple", "leaf", "sky"]
 
 
@@ -93,9 +93,9 @@ def test_every_measure_is_what_its_definition_says(labelled: certvol.Run) -> Non
     expected = {
         "probability": probabilities.amax(dim=1),
         "entropy": entropy,
-        "loss": ordered[:, -1],
-        "loss_gt": logits[torch.arange(len(truth)), truth],
-        "loss_diff": ordered[:, -1] - ordered[:, -2],
+        "logit": ordered[:, -1],
+        "logit_gt": logits[torch.arange(len(truth)), truth],
+        "logit_diff": ordered[:, -1] - ordered[:, -2],
     }
     for name, values in expected.items():
         assert column(labelled, name) == pytest.approx(values.numpy(), abs=1e-4), name
@@ -105,7 +105,7 @@ def test_every_measure_is_what_its_definition_says(labelled: certvol.Run) -> Non
 
 def test_without_labels_and_sigma_their_columns_are_empty(unlabelled: certvol.Run) -> None:
     for row in rows(unlabelled):
-        assert {name for name in COLUMNS if row[name] == ""} == {"truth", "sigma", "loss_gt"}
+        assert {name for name in COLUMNS if row[name] == ""} == {"truth", "sigma", "logit_gt"}
 
 
 def test_evaluation_of_a_labelled_run_against_scipy_and_scikit_learn(labelled: certvol.Run) -> None:
@@ -116,12 +116,12 @@ def test_evaluation_of_a_labelled_run_against_scipy_and_scikit_learn(labelled: c
     assert found["labelled"] is True
     assert found["accuracy"] == pytest.approx(right.mean())
     turned = {name: column(labelled, name) * (1 if about.more_is_certain else -1) for name, about in MEASURES.items()}
-    assert list(found["correlations"]["pearson"]) == ["loss", "loss_gt", "loss_diff", "mcd_mu", "mcd_sigma"]
+    assert list(found["correlations"]["pearson"]) == ["logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma"]
     for name in found["correlations"]["pearson"]:
         pearson, spearman = (found["correlations"][kind][name] for kind in ("pearson", "spearman"))
         assert pearson == pytest.approx(stats.pearsonr(turned["sigma"], turned[name]).statistic, abs=1e-6)
         assert spearman == pytest.approx(stats.spearmanr(turned["sigma"], turned[name]).statistic, abs=1e-6)
-    label_free = [name for name in MEASURES if name != "loss_gt"]
+    label_free = [name for name in MEASURES if name != "logit_gt"]
     for key in ("auroc", "aurc", "risk_coverage", "accuracy_at_coverage", "thresholds"):
         assert list(found[key]) == label_free, key
     for name in label_free:
@@ -145,7 +145,7 @@ def test_evaluation_without_labels_leaves_out_what_needs_them(unlabelled: certvo
     assert found["labelled"] is False
     assert found["correlations"] is None
     assert set(found) == {"format", "images", "labelled", "measures", "correlations", "thresholds"}
-    assert set(found["measures"]) == {"probability", "entropy", "loss", "loss_diff", "mcd_mu", "mcd_sigma"}
+    assert set(found["measures"]) == {"probability", "entropy", "logit", "logit_diff", "mcd_mu", "mcd_sigma"}
     assert set(found["thresholds"]) == set(found["measures"])
 
 
@@ -153,7 +153,7 @@ def test_labels_do_not_change_label_free_figures(root: Path, labelled: certvol.R
     flat = certvol.adapt(root / "source", root / "flat", out=root / "flat-cvp", **tiny())
     one, other = evaluation(labelled), evaluation(flat)
     assert other["thresholds"] == one["thresholds"]
-    assert "loss_gt" not in other["correlations"]["pearson"]
+    assert "logit_gt" not in other["correlations"]["pearson"]
     assert other["correlations"]["pearson"].items() <= one["correlations"]["pearson"].items()
 
 
@@ -325,6 +325,6 @@ def test_held_back_digits_are_less_certain(tmp_path: Path) -> None:
     found = certvol.evaluate(run.path, target, unknown=unknown)
     assert len(found["confusion"]["classes"]) == 8
     assert found["unknown"]["images"] == 354
-    for name in ("sigma", "probability", "entropy", "loss", "loss_diff", "mcd_mu"):
+    for name in ("sigma", "probability", "entropy", "logit", "logit_diff", "mcd_mu"):
         assert found["unknown"]["auroc"][name] > 0.6, (name, found["unknown"])
         assert found["unknown"]["fpr_at_95_tpr"][name] < 0.95, (name, found["unknown"])

@@ -63,5 +63,5 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
         assert trained["cycles_timed"] == found["sizes"]["cycles"] - 1
     assert parts["conventional"]["cvp M=64"]["cycle_seconds"] > 0
     assert parts["whole_run"]["balanced"]["seconds"] < parts["whole_run"]["absent"]["seconds"]
-    assert len(found["bars"]) == 11
+    assert len(found["bars"]) == 12
     assert "EXTRAPOLATED" in printed

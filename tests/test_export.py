@@ -124,7 +124,7 @@ def test_a_method_without_sigma_gives_logits_alone(
     assert logits.shape == (3, 3)
     about = json.loads(metadata[export.METADATA_FILE])
     assert about["outputs"] == ["logits"]
-    assert set(about["thresholds"]) == {"probability", "entropy", "loss", "loss_diff"}
+    assert set(about["thresholds"]) == {"probability", "entropy", "logit", "logit_diff"}
 
 
 def test_the_readme_uses_the_file_without_certvol(root: Path, onnx_file: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_stored_thresholds_are_those_that_reject(root: Path) -> None:
         (["--min-certainty", "nan"], "a number"),
         (["--min-certainty", "1", "--coverage", "0.5"], "one of them"),
         (["--measure", "entropi", "--coverage", "0.5"], "did you mean `entropy`?"),
-        (["--measure", "loss_gt", "--coverage", "0.5"], "no measure `loss_gt`"),
+        (["--measure", "logit_gt", "--coverage", "0.5"], "no measure `logit_gt`"),
         (["--rejected-dir", "x"], "--coverage or --min-certainty"),
     ],
 )

@@ -124,13 +124,13 @@ def test_every_measure_points_one_way() -> None:
     values = {
         "probability": uncertainty.top_probability(logits),
         "entropy": uncertainty.entropy(logits),
-        "loss": uncertainty.top_logit(logits),
-        "loss_gt": uncertainty.true_logit(logits, torch.tensor([0, 0])),
-        "loss_diff": uncertainty.top_two_difference(logits),
+        "logit": uncertainty.top_logit(logits),
+        "logit_gt": uncertainty.true_logit(logits, torch.tensor([0, 0])),
+        "logit_diff": uncertainty.top_two_difference(logits),
     }
     layers = [(torch.eye(3), torch.zeros(3))]
     values["mcd_mu"], values["mcd_sigma"] = mc_dropout(logits * 100, layers, dropout_masks(layers, 200, 0.05, 0))
     for name, (sure, doubtful) in values.items():
         assert (sure > doubtful) == uncertainty.MEASURES[name].more_is_certain, name
     assert set(uncertainty.MEASURES) - set(values) == {"sigma"}
-    assert set(uncertainty.MEASURES) - set(uncertainty.LABEL_FREE) == {"loss_gt"}
+    assert set(uncertainty.MEASURES) - set(uncertainty.LABEL_FREE) == {"logit_gt"}

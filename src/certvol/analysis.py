@@ -1,14 +1,14 @@
 """What a model's certainty is worth: measures of every image, and the figures that follow from them.
 
 `measures.csv`, a row per target image in the order of predictions.csv: path, prediction, truth, and a column per measure of
-`uncertainty.MEASURES`; empty where there is none (no labels: truth, loss_gt; a method without sigma: sigma).
+`uncertainty.MEASURES`; empty where there is none (no labels: truth, logit_gt; a method without sigma: sigma).
 
 `evaluation.json`, and what `certvol evaluate --json` writes beside the accuracies. Fractions, not percent; null where a figure
 does not exist (a correlation with a constant, an AUROC where nothing is wrong). Keys in brackets are there with labels only.
 
     images, labelled          how many; whether labels were there
     measures                  measure -> title, higher_is_certain, needs_labels, median
-    correlations              pearson, spearman -> of sigma with loss, (loss_gt), loss_diff, mcd_mu, mcd_sigma, each turned
+    correlations              pearson, spearman -> of sigma with logit, (logit_gt), logit_diff, mcd_mu, mcd_sigma, each turned
                               so that more is more certain; null for a method without sigma
     thresholds                measure -> coverage ("0.9") -> least certain value that is accepted, in the measure's own units
     (accuracy)                of all images
@@ -53,7 +53,7 @@ Values = NDArray[np.float32]
 FORMAT = "certvol/1"
 COVERAGES = (0.8, 0.9, 0.95)
 THRESHOLD_COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-COMPARED_WITH_SIGMA = ("loss", "loss_gt", "loss_diff", "mcd_mu", "mcd_sigma")  # the paper's five
+COMPARED_WITH_SIGMA = ("logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma")  # the paper's five
 CURVE_POINTS = 200
 FEATURE_IMAGES = 2000
 OSCILLATION_PER_CLASS, OSCILLATION_POINTS = 5, 1000
@@ -132,15 +132,15 @@ def measure(
             by_name = {
                 "probability": uncertainty.top_probability(logits_NC),
                 "entropy": uncertainty.entropy(logits_NC),
-                "loss": uncertainty.top_logit(logits_NC),
-                "loss_diff": uncertainty.top_two_difference(logits_NC),
+                "logit": uncertainty.top_logit(logits_NC),
+                "logit_diff": uncertainty.top_two_difference(logits_NC),
             }
             by_name["mcd_mu"], by_name["mcd_sigma"] = mc_dropout(features_ND)
             if (sigma_N := method.sigma(features_ND)) is not None:
                 by_name["sigma"] = sigma_N.float()
             if true_N is not None:
                 labels_N = torch.from_numpy(true_N[start:stop]).to(logits_NC.device)
-                by_name["loss_gt"] = uncertainty.true_logit(logits_NC, labels_N)
+                by_name["logit_gt"] = uncertainty.true_logit(logits_NC, labels_N)
             names = list(by_name)
             rows.append(torch.stack(list(by_name.values()), dim=1).cpu())
             predicted.append(logits_NC.argmax(dim=1).cpu())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import analysis, methods
-from certvol.acceleration import prepare
+from certvol.acceleration import prepare, uses_bf16
 from certvol.config import AugmentConfig, Config, DataConfig, flatten, read_settings_file, resolve
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
@@ -49,6 +49,7 @@ from certvol.tables import figures, predictions_csv, read_metrics, write_text
 from certvol.training.checkpoint import load_into, read_about, read_tensors, write_tensors
 from certvol.training.distributed import Team, join_team
 from certvol.training.feature_views import FeatureStore, FeatureViews
+from certvol.training.memory import largest_batch
 from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
 from certvol.training.schedule import steps_per_cycle
@@ -250,10 +251,12 @@ class _Job:
             return self._run_to_end()
         except torch.OutOfMemoryError:
             training = self.config.training
-            raise RunFailed(
-                f"the GPU ran out of memory with `training.batch_size {training.batch_size}`: try {training.batch_size // 2}, "
-                f"or a lower `data.device_share` (now {self.config.data.device_share:g}) so that images stay in RAM"
-            ) from None
+        fits = largest_batch(self.method, uses_bf16(training, self.device), self.device)
+        about = "not even a few images fit beside the model" if fits is None else f"about {fits} would fit"
+        raise RunFailed(
+            f"the GPU ran out of memory with `training.batch_size {training.batch_size}`: {about}; set `--training.batch_size`, "
+            f"or a lower `data.device_share` (now {self.config.data.device_share:g}) so that images stay in RAM"
+        )
 
     def _run_to_end(self) -> Run:
         started = time.monotonic()
@@ -291,7 +294,8 @@ class _Job:
         # Training has ended: the one place where a run looks at target labels, where all folders are named like source classes.
         true_N = self._true_labels()
         seen = self._measure(trainer, outputs, true_N)
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        if self.team.main or true_N is not None:
+            load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         metrics = self._metrics(trainer, outputs, delivery, true_N)
         pretrained_KD = self._pretrained_features(trainer, seen.shown_K)
         if self.team.main:

@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--measure",
         metavar="NAME",
-        help="what certainty is: sigma (where the method has it), probability, entropy, loss (the largest logit), loss_diff "
+        help="what certainty is: sigma (where the method has it), probability, entropy, logit (the largest), logit_diff "
         "(the two largest), mcd_mu or mcd_sigma (MC-dropout)",
     )
     predict.add_argument(

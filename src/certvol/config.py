@@ -38,7 +38,7 @@ class DataConfig:
     cache_limit_gb: float = 50.0
     """All decoded images together take at most this; the longest unused go first."""
     workers: int = 0
-    """Threads that decode; 0: one per core."""
+    """Cores that decode images; 0: all."""
     device_share: float = 0.5
     """Decoded images live on the GPU where they fit into this share of its free memory."""
     holdout: float = 0.1
@@ -142,6 +142,8 @@ class TrainingConfig:
     """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10
     checkpoint_seconds: float = 60.0
+    checkpoint_previous: bool = True
+    """Keep the checkpoint before the newest too: twice the space on disk (each is three times the weights), and a way back."""
     tensorboard: bool = False
     """Write the figures of history.jsonl for TensorBoard too, into RUN/tensorboard; needs the extra `certvol[tensorboard]`."""
 

@@ -48,7 +48,9 @@ def _commit() -> str | None:
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=5, check=False)
+            done = subprocess.run(
+                ["git", "--no-optional-locks", *words], cwd=here, capture_output=True, text=True, timeout=5, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -34,7 +34,7 @@ from certvol.training.run_folder import RunFolder
 Format = Literal["onnx", "torch"]
 FORMATS: tuple[Format, ...] = ("onnx", "torch")
 METADATA_FILE = "certvol.json"  # inside a .pt2
-FROM_OUTPUTS = ("probability", "entropy", "sigma", "loss", "loss_diff")
+FROM_OUTPUTS = ("probability", "entropy", "sigma", "logit", "logit_diff")
 MOST_DIFFERENCE = 1e-3  # between the file and the model, of a logit or sigma
 
 

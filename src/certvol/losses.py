@@ -97,6 +97,11 @@ def coral(source_ND: Tensor, target_ND: Tensor) -> Tensor:
     return (covariance(source_ND) - covariance(target_ND)).square().sum() / (4 * source_ND.shape[1] ** 2)
 
 
+def squared_distances(a_ND: Tensor, b_MD: Tensor) -> Tensor:
+    """N x M. Not by matrix products, whose rounding is large against the distance of near rows."""
+    return torch.cdist(a_ND, b_MD, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
 def maximum_mean_discrepancy(
     source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...] = (0.5, 1.0, 2.0), biased: bool = False
 ) -> Tensor:
@@ -110,8 +115,7 @@ def maximum_mean_discrepancy(
         return source_ND.new_zeros((), dtype=torch.float32)
     with _full_precision(source_ND):
         rows_ND = torch.cat([source_ND, target_ND]).float()
-        # Not by matrix products, whose rounding is large against the distance of near rows.
-        squared_NN = torch.cdist(rows_ND, rows_ND, compute_mode="donot_use_mm_for_euclid_dist").square()
+        squared_NN = squared_distances(rows_ND, rows_ND)
         pairs = len(rows_ND) * (len(rows_ND) - 1)
         mean = (squared_NN.detach().sum() / pairs).clamp(min=torch.finfo(torch.float32).tiny)
         kernel_NN = torch.stack([(squared_NN / (-2 * scale * mean)).exp() for scale in scales]).sum(dim=0)

@@ -27,9 +27,9 @@ MEASURES = {
     "probability": Measure("largest probability"),
     "entropy": Measure("entropy of the probabilities", more_is_certain=False),
     "sigma": Measure("certainty volume (sigma)"),
-    "loss": Measure("largest logit (L)"),
-    "loss_gt": Measure("logit of the true class (L_GT)", needs_labels=True),
-    "loss_diff": Measure("difference of the two largest logits (L_diff)"),
+    "logit": Measure("largest logit (L)"),
+    "logit_gt": Measure("logit of the true class (L_GT)", needs_labels=True),
+    "logit_diff": Measure("difference of the two largest logits (L_diff)"),
     "mcd_mu": Measure("mean of MC-dropout (MCD_mu)"),
     "mcd_sigma": Measure("deviation of MC-dropout (MCD_sigma)", more_is_certain=False),
 }

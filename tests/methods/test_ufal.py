@@ -88,7 +88,7 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
         aligned = -(batch.tables["soft_labels"] * scores.log()).sum(1).mean()
         return -(share * log).sum(1).mean() + 0.5 * aligned
 
-    assert_steps_are(method, loss)
+    assert_steps_are(method, loss, atol=2e-5)  # squared distances of 60 are rounded at 1e-5
 
 
 def test_features_of_zero_give_finite_losses() -> None:

@@ -121,3 +121,9 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
         read_weights(tmp_path / "gone.pth")
     with pytest.raises(UserError, match="found the folder"):
         read_weights(tmp_path)
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="expected a weights file"):
+        read_weights(tmp_path / "pipe")

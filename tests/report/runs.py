@@ -139,7 +139,7 @@ def make_run(
                 paths, labels, truths, probability_N, made.extra["entropy"], sigmas, strict=True
             )
         ]
-        head = "path prediction truth probability entropy sigma loss loss_gt loss_diff mcd_mu mcd_sigma".split()
+        head = "path prediction truth probability entropy sigma logit logit_gt logit_diff mcd_mu mcd_sigma".split()
         (path / "measures.csv").write_text(_csv(head, measured))
         (path / "evaluation.json").write_text(json.dumps(_evaluation(made, sigma)))
     if features:
@@ -209,7 +209,7 @@ def _evaluation(made: MadeRun, sigma: bool) -> dict[str, object]:
     found: dict[str, object] = {
         "images": count,
         "labelled": made.labelled,
-        "correlations": {k: {"loss": 0.8, "mcd_sigma": -0.2} for k in ("pearson", "spearman")} if sigma else None,
+        "correlations": {k: {"logit": 0.8, "mcd_sigma": -0.2} for k in ("pearson", "spearman")} if sigma else None,
         "oscillation": {"total": 1.5, "floor": 1.2, "images": 15, "points": 1000},
     }
     if not made.labelled:

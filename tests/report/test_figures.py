@@ -62,7 +62,7 @@ def test_negative_correlations_widen_the_axis(tmp_path: Path) -> None:
     assert figure is not None
     assert figure.low == -1.0
     evaluation = json.loads((made.path / "evaluation.json").read_text())
-    evaluation["correlations"] = {"pearson": {"loss": 0.8}, "spearman": {"loss": None}}
+    evaluation["correlations"] = {"pearson": {"logit": 0.8}, "spearman": {"logit": None}}
     (made.path / "evaluation.json").write_text(json.dumps(evaluation))
     figure = figures.correlations(read_record(made.path))
     assert figure is not None

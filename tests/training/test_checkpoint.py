@@ -114,3 +114,16 @@ def test_optimizer_state_takes_the_memory_layout_of_its_parameter() -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     restore_optimizer(optimizer, {"optimizer.0.momentum_buffer": torch.randn(4, 3, 2, 2)})
     assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
+
+
+def test_the_checkpoint_before_the_newest_can_be_done_without(tmp_path: Path) -> None:
+    for keeps, files in ((True, 2), (False, 1)):
+        checkpoints = Checkpoints(tmp_path / str(keeps))
+        checkpoints.keeps_previous = keeps
+        for number in range(3):
+            checkpoints.save(State({"x": torch.full((2,), float(number))}, {"number": number}))
+        assert len(list(checkpoints.folder.glob("state-*.safetensors"))) == files
+        state, warnings = Checkpoints(checkpoints.folder).load()
+        assert state is not None
+        assert state.facts == {"number": 2}
+        assert not warnings

@@ -91,7 +91,7 @@ def test_two_processes_give_the_weights_of_one(method: str, folders: tuple[Path,
     if method == "dann":  # a network that pretraining leaves out
         settings |= {"method.discriminator_norm": False, "training.weight_decay": 0.1}
     if method == "self_ensembling":  # balance over a share of the batch is another than over the whole
-        settings |= {"method.balance_weight": 0.0, "method.threshold": 0.3}
+        settings |= {"method.balance_weight": 0.0, "method.threshold": 0.3, "method.teacher_decay": 0.5}
     if method != "cvp":
         settings.pop("method.num_samples")
     for processes in (1, 2):

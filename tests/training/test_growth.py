@@ -1,6 +1,7 @@
 """What some methods ask of the trainer: labels of the whole target, stages, a teacher; and plain batches, for all."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_plain_batches_label_exactly_what_they_draw(
     monkeypatch.setattr(Stepper, "step", watched_step)
     certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__batches="plain", training__batch_size=12))
     assert labelled == [len(images) for images in drawn.values()] == [24, 24, 24]  # 4 steps of 6, of 36 images
+
+
+@pytest.mark.parametrize("method", ["can", "rsda_mstn"])
+def test_labels_of_the_whole_target_come_from_the_images_alone(
+    method: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Flat and under other names, the same images give the same bytes."""
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, file in enumerate(sorted(folders[1].rglob("*.png"), key=lambda path: (path.name, path.parent.name))):
+        shutil.copy(file, flat / f"{number}.png")
+    runs = [
+        certvol.adapt(folders[0], target, out=tmp_path / f"run-{target.name}", **tiny(method__name=method)).path
+        for target in (folders[1], flat)
+    ]
+    assert weights(runs[0]) == weights(runs[1])
+    assert weights(runs[0], "history.jsonl") == weights(runs[1], "history.jsonl")
 
 
 class _Noted(basic.Method):

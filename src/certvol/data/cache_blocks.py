@@ -8,7 +8,10 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from certvol.data.reading import HASH_BYTES, ReadImage
+import numpy as np
+
+from certvol.data.decoding import ReadImage
+from certvol.data.reading import HASH_BYTES
 
 
 class BlockWriter:
@@ -52,14 +55,16 @@ class BlockWriter:
         return self.seen - self._recorded
 
     def add(self, lot: list[ReadImage]) -> None:
+        digests: list[bytes] = []
         for image in lot:
             if image.pixels is not None and image.digest is not None:
-                _write_all(self._pixels, image.pixels.tobytes())
-                _write_all(self._hashes, image.digest)
-                self.rows += 1
+                _write_all(self._pixels, np.ascontiguousarray(image.pixels).data.cast("B"))  # without a copy
+                digests.append(image.digest)
             else:
                 self._block_failures.append((self.seen, image.reason, image.lasting))
             self.seen += 1
+        _write_all(self._hashes, b"".join(digests))
+        self.rows += len(digests)
 
     def finish_block(self) -> None:
         if self.unrecorded == 0:
@@ -79,7 +84,7 @@ def _appending(path: Path) -> io.FileIO:
     return io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
 
 
-def _write_all(file: io.FileIO, data: bytes) -> None:
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]

@@ -1,5 +1,6 @@
 """What is in the two folders and what is wrong with them, before any training. Every file is read and decoded."""
 
+import contextlib
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
@@ -165,18 +166,19 @@ def _read(listing: Listing, config: DataConfig, progress: Progress | None) -> _R
     if progress and listing.paths:
         progress.start(f"reading {printable(listing.root.name)}", len(listing.paths))
     try:
-        for lot in read_images(listing, _PROBE_SIZE, config):
-            for image in lot:
-                if image.pixels is not None and image.digest is not None:
-                    readable.append(number)
-                    digests += image.digest
-                elif listing.sizes[number] == 0:
-                    empty.append(listing.paths[number])
-                else:
-                    unreadable.append((listing.paths[number], image.reason))
-                number += 1
-            if progress:
-                progress.advance(len(lot))
+        with contextlib.closing(read_images(listing, _PROBE_SIZE, config)) as lots:
+            for lot in lots:
+                for image in lot:
+                    if image.pixels is not None and image.digest is not None:
+                        readable.append(number)
+                        digests += image.digest
+                    elif listing.sizes[number] == 0:
+                        empty.append(listing.paths[number])
+                    else:
+                        unreadable.append((listing.paths[number], image.reason))
+                    number += 1
+                if progress:
+                    progress.advance(len(lot))
     finally:
         if progress and listing.paths:
             progress.finish()

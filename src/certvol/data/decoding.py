@@ -6,6 +6,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,20 @@ class UnreadableImage(Exception):
         super().__init__(reason)
         self.reason = reason
         self.lasting = lasting
+
+
+class LargeImage(UnreadableImage):
+    """An image that `decode` was told to leave alone because of the memory it takes."""
+
+
+@dataclass(frozen=True)
+class ReadImage:
+    """One file: `pixels` of a readable image, else the reason why not. `digest` is of the file's bytes, where they were read."""
+
+    digest: bytes | None
+    pixels: npt.NDArray[np.uint8] | None
+    reason: str = ""
+    lasting: bool = True
 
 
 class _PillowSettings:
@@ -77,14 +92,15 @@ _UPRIGHT = {
 }
 
 
-def decode(raw: bytes, size: int | None, max_megapixels: float) -> npt.NDArray[np.uint8]:
+def decode(raw: bytes, size: int | None, max_megapixels: float, take_large: bool = True) -> npt.NDArray[np.uint8]:
     """RGB pixels of an image file, upright, the first frame, squashed to size x size (None: as they are).
 
-    Transparency is laid on white. Whatever is wrong with the bytes is an UnreadableImage."""
+    Transparency is laid on white. Whatever is wrong with the bytes is an UnreadableImage. Large images are decoded one at a
+    time in this process; where others decode beside it, `take_large=False` makes them a LargeImage instead."""
     if not raw:
         raise UnreadableImage("empty file (0 bytes)")
     with _faults_as_reasons(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-        return _pixels(image, size, max_megapixels)
+        return _pixels(image, size, max_megapixels, take_large)
 
 
 def upright_size(raw: bytes, max_megapixels: float) -> tuple[int, int]:
@@ -133,13 +149,18 @@ def _faults_as_reasons(max_megapixels: float) -> Iterator[None]:
         raise UnreadableImage(f"truncated or damaged image ({_short(error)})") from None
 
 
-def _pixels(image: Image.Image, size: int | None, max_megapixels: float) -> npt.NDArray[np.uint8]:
+def _pixels(
+    image: Image.Image, size: int | None, max_megapixels: float, take_large: bool = True
+) -> npt.NDArray[np.uint8]:
     count = image.width * image.height
     if count > max_megapixels * 1e6:
         raise UnreadableImage(f"{count / 1e6:.0f} megapixels (data.max_megapixels is {max_megapixels:g})")
     if size is not None:
         image.draft(None, (2 * size, 2 * size))  # a JPEG decodes straight to a half, quarter or eighth
-    with one_large_at_a_time if image.width * image.height > _LARGE_PIXELS else contextlib.nullcontext():
+    large = image.width * image.height > _LARGE_PIXELS
+    if large and not take_large:
+        raise LargeImage("too large to be decoded beside others", lasting=False)
+    with one_large_at_a_time if large else contextlib.nullcontext():
         image.load()
         upright = _UPRIGHT.get(_orientation(image))
         small: Image.Image = _eight_bit_rgb_or_grey(image)

@@ -20,13 +20,8 @@ import torch
 from torch import Tensor
 
 from certvol.clusters import match_centres, spherical_kmeans
-from certvol.losses import mean_cross_entropy, membership
+from certvol.losses import mean_cross_entropy, membership, squared_distances
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
-
-
-def _squared_distances(a_ND: Tensor, b_MD: Tensor) -> Tensor:
-    squared = a_ND.square().sum(1, keepdim=True) - 2 * a_ND @ b_MD.T + b_MD.square().sum(1)
-    return squared.clamp(min=0)
 
 
 def _kernel(scaled: Tensor) -> Tensor:
@@ -59,7 +54,7 @@ def class_discrepancies(
         for source, target in layers:
             source, target = source.float(), target.float()
             d_ss, d_tt, d_st = (
-                _squared_distances(a, b) for a, b in ((source, source), (target, target), (source, target))
+                squared_distances(a, b) for a, b in ((source, source), (target, target), (source, target))
             )
             with torch.no_grad():
                 within_s = ((member_s.T @ d_ss) * member_s.T).sum(dim=1)

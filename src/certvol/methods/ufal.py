@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from certvol.clusters import class_sums
-from certvol.losses import cross_entropy, smoothed_cross_entropy
+from certvol.losses import cross_entropy, smoothed_cross_entropy, squared_distances
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
 from certvol.nn.network import Network
 
@@ -37,10 +37,7 @@ def filtered(q_NC: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 def feature_alignment(features_ND: Tensor, means_CD: Tensor, q_NC: Tensor, double_softmax: bool) -> Tensor:
     """One value per image: cross-entropy between q and softmax(-|f - m|^2), or the softmax of that."""
     with torch.autocast(features_ND.device.type, enabled=False):
-        features_ND, means_CD = features_ND.float(), means_CD.float()
-        products_NC = features_ND @ means_CD.T
-        squared_NC = features_ND.square().sum(1, keepdim=True) - 2 * products_NC + means_CD.square().sum(1)
-        scores_NC = -squared_NC
+        scores_NC = -squared_distances(features_ND.float(), means_CD.float())
         if double_softmax:
             scores_NC = scores_NC.softmax(dim=1)
         return -(q_NC * scores_NC.log_softmax(dim=1)).sum(dim=1)

@@ -22,6 +22,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"there is no weights file {path}")
     if path.is_dir():
         raise UserError(f"expected a weights file (.safetensors, .pth or .pt), found the folder {path}")
+    if not path.is_file():  # a named pipe would hold us up for ever
+        raise UserError(f"expected a weights file (.safetensors, .pth or .pt), found something else in {path}")
     try:
         with path.open("rb") as file:
             start = file.read(16)

@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from certvol import uncertainty
 from certvol.config import read_settings_file, shown
 from certvol.data.folders import printable
 from certvol.errors import UserError
@@ -39,22 +40,12 @@ _DAMAGED = (
 )
 
 
-class Measure(NamedTuple):
-    title: str
-    more_is_certain: bool = True
-
-
 # Of the columns of measures.csv, those that need no label, the preferred first.
 MEASURES = {
-    "sigma": Measure("sigma"),
-    "probability": Measure("largest probability"),
-    "entropy": Measure("entropy", more_is_certain=False),
-    "loss": Measure("largest logit (L)"),
-    "loss_diff": Measure("difference of two logits (L_diff)"),
-    "mcd_mu": Measure("MC-dropout mean (MCD_mu)"),
-    "mcd_sigma": Measure("MC-dropout deviation (MCD_sigma)", more_is_certain=False),
+    "sigma": uncertainty.MEASURES["sigma"],
+    **{name: uncertainty.MEASURES[name] for name in uncertainty.LABEL_FREE},
 }
-LABELLED_MEASURES = {"loss_gt": "logit of the true class (L_GT)"}
+LABELLED_MEASURES = {name: measure.title for name, measure in uncertainty.MEASURES.items() if measure.needs_labels}
 
 
 @dataclass(frozen=True)

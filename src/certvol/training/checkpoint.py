@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from certvol.errors import RunFailed, UserError
@@ -83,9 +83,9 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Weights of this run that it has written before."""
+    """Weights of this run that it has written before. By their bytes: safetensors opens no path that is not Unicode."""
     try:
-        return load_file(path)
+        return load(path.read_bytes())
     except (OSError, ValueError, SafetensorError) as error:
         raise RunFailed(f"{path} is missing, damaged or no weights of certvol ({error}); start the run anew") from None
 
@@ -110,6 +110,7 @@ class Checkpoints:
     def __init__(self, folder: Path, writes: bool = True) -> None:
         """`writes`: False for a process that leaves writing to another."""
         self.folder, self.writes = folder, writes
+        self.keeps_previous = True
         self.sound: dict[str, Any] | None = None  # the entry last loaded or saved
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -148,6 +149,7 @@ class Checkpoints:
         path = self.folder / f"state-{number:06d}.safetensors"
         write_tensors(path, state.tensors)
         entry = {"number": number, "file": path.name, "blake2b": _digest(path), "facts": state.facts}
+        before = before if self.keeps_previous else []
         write_atomically(self.folder / POINTER, json.dumps([entry, *before], indent=1).encode())
         self.sound = json.loads(json.dumps(entry))
         kept = {entry["file"], *(old["file"] for old in before)}

@@ -99,6 +99,7 @@ class Trainer:
         chosen = SELECTORS if config.guard.keep == "all" else (config.guard.select,)
         # The guard keeps the best by its own score anyway.
         self.choice = Choice(tuple(name for name in chosen if name not in ("last", GUARDS_SCORE)))
+        run.checkpoints.keeps_previous = self.settings.checkpoint_previous
         self.journal: Journal = run.journal
         self.plan: CyclePlan | None = None
         self.labelled: Labelled | None = None  # all target images, by a method that labels them so
