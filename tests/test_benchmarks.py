@@ -24,7 +24,7 @@ def test_cheap_parts_give_figures_machine_and_commit(tmp_path: Path) -> None:
     assert found["machine"]["cores"] >= 1
     assert {"device", "torch"} <= set(found["machine"])
     assert set(found["parts"]) == {"labelling", "cache", "oscillation"}
-    assert found["parts"]["cache"]["images"] == 200
+    assert found["parts"]["cache"]["all_cores"]["images"] == 400
     assert found["parts"]["cache"]["one_core"]["images_per_second"] > 0
     assert found["parts"]["oscillation"]["seconds"] > 0
     assert "building the cache" in printed

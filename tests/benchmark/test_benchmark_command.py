@@ -362,7 +362,7 @@ def _worker_of(run_folder: Path) -> int:
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"adapt" in words and str(run_folder).encode() in words:
+                if b"certvol.benchmark.launcher" in words and str(run_folder).encode() in words:
                     return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue

@@ -195,3 +195,28 @@ def test_an_io_error_of_the_cache_is_a_failed_run(
         with pytest.raises(RunFailed, match="input/output error"):
             opened(images, config)
     assert len(opened(images, config).paths) == 40
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("call", [1, 3, 29])
+def test_a_block_that_does_not_reach_the_disk_is_not_recorded(
+    images: Path, config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Also the last one: 10 blocks of 3 calls each."""
+    whole = opened(images, DataConfig(cache_dir=str(tmp_path / "other")))
+    real, calls = cache_blocks.sync, [0]
+
+    def fail(file: io.FileIO) -> None:
+        calls[0] += 1
+        if calls[0] >= call:
+            raise OSError(errno.EIO, "Input/output error")
+        real(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_blocks, "sync", fail)
+        with pytest.raises(RunFailed, match="input/output error"):
+            opened(images, config)
+    assert not list(cache_folder(config).glob("*/index.json"))
+    resumed = opened(images, config)
+    assert np.array_equal(resumed.pixels, whole.pixels)
+    assert np.array_equal(resumed.hashes, whole.hashes)

@@ -33,11 +33,12 @@ def test_without_recording_every_step_runs_as_it_is() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("name", METHODS)
-def test_a_replay_is_the_step_it_was_recorded_from(name: str) -> None:
+def test_a_replay_is_the_step_it_was_recorded_from(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Views:
         device = torch.device("cuda")
 
     weights = []
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     for record in (False, True):
         method = make_method(name).cuda().train()
         settings = TrainingConfig(record=record, precision="fp32")
@@ -59,5 +60,5 @@ def test_a_replay_is_the_step_it_was_recorded_from(name: str) -> None:
             stepper.recorder.run(on_gpu, "mixed", True)
         assert len(stepper.recorder.recordings) == record
         weights.append({key: value.clone() for key, value in method.state_dict().items()})
-    for key, value in weights[0].items():
-        assert torch.allclose(value, weights[1][key], atol=1e-6), key
+    off = {key: float((value.float() - weights[1][key].float()).abs().max()) for key, value in weights[0].items()}
+    assert max(off.values()) < 1e-5, sorted(off.items(), key=lambda entry: -entry[1])[:3]

@@ -1,6 +1,6 @@
-"""Becomes the run of one job: `python -m certvol.benchmark.launcher RUN SETTINGS SOURCE TARGET SEED PARENT`.
+"""The process of one job: `python -m certvol.benchmark.launcher RUN SETTINGS SOURCE TARGET SEED PARENT`.
 
-A small process of its own, so that a run that is begun, gone on with or tried again is always started by the same words. It asks
+A run that is begun, gone on with or tried again is always started by these words, and is then what `certvol adapt` is. It asks
 the system for a SIGTERM when its parent dies in whatever way: the run then saves its state and leaves its folder free.
 """
 
@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import runpy
 import signal
 import sys
 import time
@@ -28,7 +29,8 @@ def main(words: list[str]) -> None:
     _wait_until_free(Path(run) / "lock")
     begin = ["--source", source, "--target", target, "--out", run, "--config", settings, "--seed", seed]
     order = ["--resume", run] if (Path(run) / "config.yaml").exists() else begin
-    os.execv(sys.executable, [sys.executable, "-m", "certvol", "adapt", *order])
+    sys.argv = ["certvol", "adapt", *order]
+    runpy.run_module("certvol", run_name="__main__", alter_sys=True)
 
 
 def _wait_until_free(lock: Path) -> None:

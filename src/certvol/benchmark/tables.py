@@ -17,8 +17,8 @@ from certvol.selection import SELECTORS
 
 AVERAGE = "average"
 WATCHED_NOTE = (
-    "The label-free choice and the oracle come from predictions that each run keeps per cycle on at most 2,048 fixed target "
-    "images; their difference to the delivered model's is added to its accuracy on the whole target."
+    "The label-free choice and the oracle come from predictions that each run keeps per cycle on some fixed target images "
+    "(`guard.images`); their difference to the delivered model's is added to its accuracy on the whole target."
 )
 
 

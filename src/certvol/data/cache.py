@@ -31,7 +31,7 @@ from certvol.data.reading import HASH_BYTES, can_be_read, open_to_read, read_at_
 from certvol.errors import UserError
 from certvol.reporting import Progress
 
-BLOCK_BYTES = 32 << 20  # pixels between two lines of the journal: what a kill can cost
+BLOCK_BYTES = 32 << 20  # pixels between two lines of the journal: a kill costs two such blocks at most
 _PROBES = 16
 
 
@@ -226,7 +226,7 @@ class _Cache:
                         writer.finish_block()
                     if progress:
                         progress.advance(len(lot))
-            writer.finish_block()
+            writer.finish()
             return _Set(writer.rows, writer.failures, (self.building / "hashes.bin").read_bytes())
 
     def _publish(self, finished: _Set) -> None:

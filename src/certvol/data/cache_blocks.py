@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +18,8 @@ from certvol.data.reading import HASH_BYTES
 class BlockWriter:
     """Appends images to the files of a build, and goes on where the journal of an earlier one ends.
 
-    Pixels reach the disk before the line that says so: whatever lies beyond the last whole line is cut off again."""
+    Pixels reach the disk before the line that says so: whatever lies beyond the last whole line is cut off again. The disk is
+    waited for in a thread, one block at a time, while the next block is decoded."""
 
     def __init__(self, place: Path, row_bytes: int, files: contextlib.ExitStack) -> None:
         self.rows = 0
@@ -29,6 +31,8 @@ class BlockWriter:
         self._hashes = files.enter_context(_appending(place / "hashes.bin"))
         self._journal = files.enter_context(_appending(place / "journal.jsonl"))
         self._take_up(row_bytes)
+        self._recording: Future[None] | None = None
+        self._recorder = files.enter_context(ThreadPoolExecutor(1))  # ends before the files above are closed
 
     def _take_up(self, row_bytes: int) -> None:
         rows_there = min(_length(self._pixels) // row_bytes, _length(self._hashes) // HASH_BYTES)
@@ -67,16 +71,29 @@ class BlockWriter:
         self.rows += len(digests)
 
     def finish_block(self) -> None:
+        """Begins to record what was added; what went wrong with the block before is raised here."""
+        self._wait()
         if self.unrecorded == 0:
             return
-        sync(self._pixels)
-        sync(self._hashes)
         content = {"rows": self.rows, "seen": self.seen, "failures": self._block_failures}
-        _write_all(self._journal, sealed(content) + b"\n")
-        sync(self._journal)
+        self._recording = self._recorder.submit(self._record, content)
         self.failures += self._block_failures
         self._block_failures = []
         self._recorded = self.seen
+
+    def finish(self) -> None:
+        self.finish_block()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._recording is not None:
+            self._recording.result()
+
+    def _record(self, content: dict[str, Any]) -> None:
+        sync(self._pixels)
+        sync(self._hashes)
+        _write_all(self._journal, sealed(content) + b"\n")
+        sync(self._journal)
 
 
 def _appending(path: Path) -> io.FileIO:

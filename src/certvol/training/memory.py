@@ -22,8 +22,9 @@ def largest_batch(method: AdaptationMethod, bf16: bool, device: torch.device) ->
         return None
     finally:
         method.zero_grad(set_to_none=True)
-    total = torch.cuda.get_device_properties(device).total_memory * torch.cuda.get_per_process_memory_fraction(device)
-    return rows_that_fit(few, more, total)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    share = torch.cuda.get_per_process_memory_fraction(number)
+    return rows_that_fit(few, more, torch.cuda.get_device_properties(number).total_memory * share)
 
 
 def rows_that_fit(few: float, more: float, total: float) -> int | None:
