@@ -29,8 +29,7 @@ Indices = NDArray[np.int64]
 def target_labels(target: TargetImages | TargetFeatures, place: str | Path, classes: list[str]) -> Indices | None:
     """The class of each image of `target`, which was opened at `place`; None unless all of them are told there."""
     if isinstance(target, TargetFeatures):
-        told_N: Indices | None = known_labels(place, target.rows, classes)
-        return told_N
+        return known_labels(place, target.rows, classes)
     return folder_labels(target.paths, classes)
 
 
