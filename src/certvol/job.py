@@ -88,12 +88,23 @@ class Job:
         try:
             return self._run_to_end()
         except torch.OutOfMemoryError:
-            training = self.config.training
-        fits = largest_batch(self.method, uses_bf16(training, self.device), self.device)
-        about = "not even a few images fit beside the model" if fits is None else f"about {fits} would fit"
+            training, on_gpu = self.config.training, True
+        except RuntimeError as error:
+            if "allocate" not in str(error):  # what torch says where the machine's own memory is used up
+                raise
+            training, on_gpu = self.config.training, False
+        if not on_gpu:
+            raise RunFailed(
+                f"too little memory for `training.batch_size {training.batch_size}`: lower it, or `method.num_samples` where the "
+                "method has it"
+            )
+        fits = None
+        if self.config.model.train != "head":
+            fits = largest_batch(self.method, uses_bf16(training, self.device), self.device)
+        about = "" if fits is None else f" (about {fits} would fit)"
         raise RunFailed(
-            f"the GPU ran out of memory with `training.batch_size {training.batch_size}`: {about}; set `--training.batch_size`, "
-            f"or a lower `data.device_share` (now {self.config.data.device_share:g}) so that images stay in RAM"
+            f"the GPU ran out of memory: lower `training.batch_size`, now {training.batch_size}{about}, or `data.device_share`, "
+            f"now {self.config.data.device_share:g}, so that images stay in RAM"
         )
 
     def _run_to_end(self) -> Run:

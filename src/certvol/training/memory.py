@@ -35,11 +35,8 @@ def rows_that_fit(few: float, more: float, total: float) -> int | None:
 
 
 def _peak(method: AdaptationMethod, rows: int, bf16: bool, device: torch.device) -> int:
-    dim, size = method.network.info.dim, method.network.info.image_size
-    if method.network.trained_part == "head":
-        images = torch.zeros(rows, dim, device=device)
-    else:
-        images = torch.zeros(rows, 3, size, size, device=device).to(memory_format=torch.channels_last)
+    size = method.network.info.image_size
+    images = torch.zeros(rows, 3, size, size, device=device).to(memory_format=torch.channels_last)
     batch = Batch(
         images_NCHW=images,
         labels_N=torch.arange(rows, device=device) % method.network.num_classes,
