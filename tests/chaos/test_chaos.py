@@ -18,11 +18,11 @@ import pytest
 import certvol
 from certvol.cli import run
 from certvol.errors import Interrupted
-from certvol.methods import discover
 from certvol.stopping import StopSignal
 from chaos.driver import SETTINGS, Play, Process, Scene, Whole, chaos, undisturbed, words_of, write_images
 
-METHODS = list(discover())
+# One for each kind of state that a method can have; `make chaos` kills runs of all.
+METHODS = ["cvp", "basic", "can", "self_ensembling", "rsda_mstn", "gtda"]
 KILLS = 30
 LAST = "cvp"  # whose course has every phase
 

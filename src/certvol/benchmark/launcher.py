@@ -8,11 +8,12 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import runpy
 import signal
 import sys
 import time
 from pathlib import Path
+
+from certvol.__main__ import main as certvol_command
 
 PATIENCE = 120.0  # seconds for the run's last process to save its state and go
 PR_SET_PDEATHSIG = 1
@@ -30,7 +31,7 @@ def main(words: list[str]) -> None:
     begin = ["--source", source, "--target", target, "--out", run, "--config", settings, "--seed", seed]
     order = ["--resume", run] if (Path(run) / "config.yaml").exists() else begin
     sys.argv = ["certvol", "adapt", *order]
-    runpy.run_module("certvol", run_name="__main__", alter_sys=True)
+    certvol_command()
 
 
 def _wait_until_free(lock: Path) -> None:
