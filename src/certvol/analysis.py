@@ -38,6 +38,7 @@ from torch import Tensor
 
 from certvol import metrics, uncertainty
 from certvol.config import TrainingConfig
+from certvol.errors import UserError
 from certvol.inference import Outputs, evaluating
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.heads import Classifier
@@ -96,7 +97,7 @@ def certainty(measure: str, values_N: Values) -> Values:
 
 
 def linear_layers(method: AdaptationMethod) -> list[tuple[Tensor, Tensor]] | None:
-    """Weight and bias of each linear layer of f_Cl; None for a method that classifies in a way of its own."""
+    """Weight and bias of each linear layer of f_Cl; None for a method that has another head or none of layers at all."""
     classifier = method.network.classifier
     if type(classifier) is not Classifier or type(method).logits is not AdaptationMethod.logits:
         return None
@@ -154,21 +155,20 @@ def measure(
     )
 
 
-def _mc_dropout(method: AdaptationMethod, settings: TrainingConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Features to MCD_mu and MCD_sigma. For a head of the method's own by dropout of its own, drawn alike for every batch."""
-    seed, passes, dropout = torch_seed(settings.seed, "measures.dropout"), settings.mc_passes, settings.mc_dropout
-    layers = linear_layers(method)
+def _mc_dropout(method: AdaptationMethod, settings: TrainingConfig) -> Callable[[Tensor], uncertainty.MCDropout]:
+    """Of a plain classifier with the same masks for all images; of another head with masks of its own for each batch."""
+    seed, layers = torch_seed(settings.seed, "measures.dropout"), linear_layers(method)
     if layers is not None:
-        masks = uncertainty.dropout_masks(layers, passes, dropout, seed)
+        masks = uncertainty.dropout_masks(layers, settings.mc_passes, settings.mc_dropout, seed)
         return lambda features_ND: uncertainty.mc_dropout(features_ND, layers, masks)
 
-    def by_method(features_ND: Tensor) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(features_ND.device).manual_seed(seed)
-        mean_NC, deviation_NC = method.mc_dropout_moments(features_ND, passes, dropout, generator)
-        mean_N, winner_N = mean_NC.max(dim=1)
-        return mean_N, deviation_NC.gather(1, winner_N[:, None]).squeeze(1)
+    def by_passes(features_ND: Tensor) -> uncertainty.MCDropout:
+        with torch.random.fork_rng(devices=[features_ND.device] if features_ND.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            logits = (method.logits(features_ND, settings.mc_dropout) for _ in range(settings.mc_passes))
+            return uncertainty.mean_and_deviation(one.double().softmax(dim=1) for one in logits)
 
-    return by_method
+    return by_passes
 
 
 def features(method: AdaptationMethod, batches: Iterable[Tensor], statistics: int) -> Values:
@@ -319,10 +319,12 @@ def oscillation_images(true_N: Indices, seed: int) -> Indices:
 
 
 def oscillation(features_ND: Values, method: AdaptationMethod) -> dict[str, Any]:
-    """Of the decision boundary between these images, on the method's device, for one whose layers are linear."""
+    """Of the decision boundary between these images, on the method's device."""
     layers = linear_layers(method)
     if layers is None:
-        raise AssertionError("oscillation_is_cheap, or the user, has been asked before")
+        raise UserError(
+            "the oscillation is that of a classifier of one or two linear layers, and this method has another"
+        )
     features = torch.from_numpy(features_ND).to(layers[0][0].device)
     total, floor = metrics.oscillation(features, layers, num_points=OSCILLATION_POINTS)
     return {"total": total, "floor": floor, "images": len(features_ND), "points": OSCILLATION_POINTS}

@@ -561,6 +561,7 @@ def _predict(options: argparse.Namespace) -> int:
     from certvol import analysis, model, rejection
     from certvol.console import ConsoleReporter, printable
     from certvol.data.feature_files import is_feature_file
+    from certvol.inference import run_batches
     from certvol.nn.norm import TARGET
     from certvol.tables import predictions_csv
 
@@ -581,18 +582,13 @@ def _predict(options: argparse.Namespace) -> int:
         rejection.check_folder(Path(options.rejected_dir), options.images)
     readable: list[str] = []
     failures: list[tuple[str, str]] = []
-    if measure in rejection.IN_PREDICTIONS:
-        if of_features:
-            readable, outputs = model.predict_feature_files(loaded, paths)
-        else:
-            readable, outputs, failures = model.predict_files(loaded, paths, reporter)
-        measured, column = analysis.measured_by(outputs), None
+    if of_features:
+        batches = model.feature_batches(loaded, paths, readable)
     else:
-        batches = (
-            model.read_feature_batches(loaded, paths, readable)
-            if of_features
-            else model.read_batches(loaded, paths, reporter, readable, failures)
-        )
+        batches = model.read_batches(loaded, paths, reporter, readable, failures)
+    if measure in rejection.IN_PREDICTIONS:
+        measured, column = analysis.measured_by(run_batches(loaded.method, batches, TARGET)), None
+    else:
         measured = analysis.measure(loaded.method, batches, TARGET, loaded.config.training)
         column = (measure, measured.values[measure]) if readable else None
     if not readable:

@@ -18,6 +18,7 @@ class ClosedFormMethod(AdaptationMethod):
     predictions are the run's source-only figure."""
 
     closed_form = True
+    uses_split = False
     arrays: tuple[str, ...]
     """Names of what is fitted."""
     mean_D: Tensor

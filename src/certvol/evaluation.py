@@ -29,8 +29,7 @@ Indices = NDArray[np.int64]
 def target_labels(target: TargetImages | TargetFeatures, place: str | Path, classes: list[str]) -> Indices | None:
     """The class of each image of `target`, which was opened at `place`; None unless all of them are told there."""
     if isinstance(target, TargetFeatures):
-        told_N: Indices | None = known_labels(place, target.rows, classes)
-        return told_N
+        return known_labels(place, target.rows, classes)
     return folder_labels(target.paths, classes)
 
 
@@ -50,7 +49,7 @@ def evaluate(
     model = load(run, device)
     config, method = model.config, model.method
     if oscillation and analysis.linear_layers(method) is None:
-        raise UserError(f"the oscillation is one of linear layers, which the head of {config.method_name} is not")
+        analysis.oscillation(np.empty((0, 0), np.float32), method)  # says so before any work
     images = _open(data, model, reporter)
     true_N = target_labels(images, data, model.classes)
     if true_N is None:

@@ -142,7 +142,8 @@ class Job:
         # Training has ended: only now does a run look for target labels, there where all folders are named like source classes.
         true_N = target_labels(self.target, str(config.data.target), self.source.classes)
         seen = self._measure(trainer, outputs, true_N)
-        load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
+        if self.team.main or true_N is not None:
+            load_into(self.method, read_tensors(self.run.pretrained), self.run.pretrained.name)
         metrics = self._metrics(trainer, outputs, delivery, true_N)
         pretrained_KD = self._pretrained_features(trainer, seen.shown_K)
         if self.team.main:

@@ -216,7 +216,7 @@ def predict_files(
     return readable, outputs, failures
 
 
-def read_feature_batches(model: Model, files: list[str], readable: list[str]) -> Iterator[Tensor]:
+def feature_batches(model: Model, files: list[str], readable: list[str]) -> Iterator[Tensor]:
     """Of .npz files of features: those of the test view, which is the first; `readable` then names the rows."""
     for file in files:
         found = open_target_features(file)
@@ -224,10 +224,3 @@ def read_feature_batches(model: Model, files: list[str], readable: list[str]) ->
         readable += found.paths
         for start in range(0, len(found.rows), PREDICT_BATCH):
             yield torch.from_numpy(found.features[found.rows[start : start + PREDICT_BATCH], 0]).to(model.device)
-
-
-def predict_feature_files(model: Model, files: list[str]) -> tuple[list[str], Outputs]:
-    """(names of the rows, their outputs)."""
-    names: list[str] = []
-    outputs = run_batches(model.method, read_feature_batches(model, files, names), TARGET)
-    return names, outputs

@@ -106,14 +106,16 @@ def read_labels(path: str | os.PathLike[str]) -> list[str] | None:
     return _names(labels)
 
 
-def known_labels(path: str | os.PathLike[str], rows: npt.NDArray[np.int64], classes: list[str]) -> Any:
+def known_labels(
+    path: str | os.PathLike[str], rows: npt.NDArray[np.int64], classes: list[str]
+) -> npt.NDArray[np.int64] | None:
     """For evaluation only: the class of each of `rows`; None unless the file names a class of the model for every one."""
     names = read_labels(path)
     composed = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
     numbers = [composed.get(unicodedata.normalize("NFC", name)) for name in names or []]
     if not numbers or any(number is None for number in numbers):
         return None
-    return np.array(numbers, dtype=np.int64)[rows]
+    return np.asarray(np.array(numbers, dtype=np.int64)[rows])
 
 
 def write_features(

@@ -94,7 +94,6 @@ class AdaptationMethod(nn.Module, ABC):
     """True: `label_target` also gets the centres of the source's classes."""
     views_per_image: ClassVar[int] = 1
     """2: adaptation gets two views of every image."""
-
     closed_form: ClassVar[bool] = False
     """True: adaptation is one call of `fit_features` in place of all cycles, on the features of a frozen backbone."""
 

@@ -10,14 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from certvol.config import GuardConfig, TrainingConfig
-from certvol.data.batches import (
-    batch_shape,
-    by_class,
-    class_visits,
-    images_needed,
-    plan_mixed_cycle,
-    plan_source_cycle,
-)
 from certvol.inference import run_batches
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.norm import TARGET
@@ -25,6 +17,7 @@ from certvol.seeding import numpy_generator
 from certvol.selection import label_free_scores, signs_of_collapse
 from certvol.training.distributed import Team
 from certvol.training.labeller import Labeller
+from certvol.training.planner import Planner
 from certvol.training.schedule import adaptation_rate, pretraining_rate
 from certvol.training.stepper import Stepper
 from certvol.training.views import Batches
@@ -38,15 +31,13 @@ def fit_views(
 ) -> bool:
     """Pretrains `method` and adapts it to the views' target. True where adaptation collapsed: then it is left pretrained."""
     num_classes, seed = method.network.num_classes, settings.seed
-    shape = batch_shape(settings.batch_size, num_classes)
-    source = by_class(source_labels, num_classes)
+    planner = Planner(settings, np.arange(len(source_labels)), source_labels, num_classes, len(views.target))
     devices = [views.device] if views.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):  # whoever calls keeps their own random numbers
         stepper = Stepper(method, views, settings, Team(), bf16=False)
         labeller = Labeller(method, views, settings, Team(), False, LABELLING_BATCH)
         steps = settings.pretrain_steps
-        visits_SK = class_visits(num_classes, shape.classes, 0, steps, seed, "pretrain.classes")
-        plan = plan_source_cycle(source, visits_SK, shape, numpy_generator(seed, "pretrain.batches"))
+        plan = planner.pretraining(0, 0, steps)
         method.train()
         for step in range(steps):
             stepper.step(plan, step, step, step / steps, False, pretraining_rate(settings))
@@ -61,11 +52,7 @@ def fit_views(
         total = settings.cycles * settings.cycle_steps
         for cycle in range(settings.cycles):
             first = cycle * settings.cycle_steps
-            visits_SK = class_visits(num_classes, shape.classes, first, settings.cycle_steps, seed, "adapt.classes")
-            filed = labeller.label(cycle, images_needed(visits_SK, num_classes, shape), lambda: None)
-            plan = plan_mixed_cycle(
-                source, filed.pools, visits_SK, shape, numpy_generator(seed, "adapt.batches", cycle)
-            )
+            plan, _ = planner.adaptation(cycle, first, settings.cycle_steps, labeller, lambda: None)
             for step in range(plan.steps):
                 progress = (first + step) / total
                 stepper.step(plan, step, first + step, progress, True, adaptation_rate(settings, progress))
