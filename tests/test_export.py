@@ -153,7 +153,8 @@ def test_backbones_of_timm(backbone: str, mode: str) -> None:
     config = ModelConfig(backbone=backbone, weights="none", norm=mode)  # type: ignore[arg-type]
     module, info = seeded_backbone(config, None, 0)
     exported = export.Exported(cvp.Method(Network(module, info, 5, config), cvp.Method.Config())).eval()
-    metadata = {"input_size": cache_size(info.image_size), "outputs": ["logits", "sigma"]}
+    size, outputs = cache_size(info.image_size), ["logits", "sigma"]
+    metadata = {"input": "images", "input_size": size, "outputs": outputs, "method": "cvp", "backbone": backbone}
     assert export._difference(export._onnx(exported, metadata), "onnx", exported, metadata) < 1e-4
     assert export._difference(export._torch(exported, metadata), "torch", exported, metadata) < 1e-4
 
