@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -310,15 +310,17 @@ class _Signals(StopSignal):
             self.waits = False
 
 
+def _given_settings(options: argparse.Namespace, shorthands: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
+    """Those given as --section.field and those with an option of their own."""
+    given = {field: getattr(options, flag[2:]) for flag, field, _ in shorthands}
+    return {**options.settings, **{field: value for field, value in given.items() if value is not None}}
+
+
 def _adapt(options: argparse.Namespace) -> int:
     from certvol import api
     from certvol.console import ConsoleReporter
 
-    settings = dict(options.settings)
-    for flag, field, _ in SHORTHANDS:
-        value = getattr(options, flag[2:])
-        if value is not None:
-            settings[field] = value
+    settings = _given_settings(options, SHORTHANDS)
     others = (options.source, options.target, options.out, options.config, options.preset)
     if options.resume is not None and (settings or any(other is not None for other in others)):
         raise UserError("--resume goes on with a run as it was begun: give no other options with it")
@@ -344,11 +346,7 @@ def _benchmark(options: argparse.Namespace) -> int:
     from certvol.console import ConsoleReporter, printable
     from certvol.methods import config_classes
 
-    settings = dict(options.settings)
-    for flag, field, _ in BENCHMARK_SHORTHANDS:
-        value = getattr(options, flag[2:])
-        if value is not None:
-            settings[field] = value
+    settings = _given_settings(options, BENCHMARK_SHORTHANDS)
     request = command.Request(
         suite=options.suite,
         out=Path(options.out),

@@ -222,5 +222,22 @@ def test_runs_are_compared_on_one_page(tmp_path: Path) -> None:
         assert f"{100 * float((made.predicted_N == made.true_N).mean()):.1f}" in words
     assert "method.name" in words
     assert "training.cycles" not in words  # the same in both
+    assert "These runs have different targets" in words
     with pytest.raises(UserError, match="is a folder"):
         page.write_comparison([one.path, two.path], tmp_path)
+
+
+def test_a_comparison_says_which_runs_have_no_labels_and_nothing_of_one_target(tmp_path: Path) -> None:
+    one, two = make_run(tmp_path / "a", labelled=False, count=12), make_run(tmp_path / "b", count=12)
+    settings = two.path / "config.yaml"
+    settings.write_text(settings.read_text().replace(str(tmp_path / "b"), str(tmp_path / "a")))
+    words = _words(page.write_comparison([one.path, two.path], tmp_path / "compared.html").read_text())
+    assert "without accuracies: a/run." in words
+    assert "different targets" not in words
+
+
+def test_a_folder_without_any_of_the_images_is_refused(tmp_path: Path) -> None:
+    made = make_run(tmp_path, count=12)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(UserError, match="none of the run's images"):
+        page.write_report(made.path, Silent(), tmp_path / "elsewhere")

@@ -17,7 +17,7 @@ def test_every_figure_is_written_twice(tmp_path: Path) -> None:
     written = write_run_figures(record, made.path / "figures")
     names = {
         *run_figures(record),
-        *(f"features-{side}-{by}" for side in ("pretrained", "adapted") for by in ("prediction", "certainty")),
+        *(f"features-{side}-{by}" for side in ("pretrained", "adapted") for by in ("prediction", "certainty", "label")),
     }
     assert {file.name for file in written} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     with Image.open(made.path / "figures" / "confusion.png") as picture:

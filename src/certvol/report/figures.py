@@ -386,19 +386,13 @@ def error_spotting(record: Record) -> Bars | None:
     )
 
 
-def risk_coverage(record: Record) -> Lines | None:
-    lines = []
-    found = section(record.evaluation, "risk_coverage")
-    for i, name in enumerate([name for name in MEASURES if name in found]):
-        line = _risk_line(found[name], measure_title(name), str(i))
-        if line is not None:
-            lines.append(line)
+def _risk_figure(lines: list[Line], caption: str) -> Lines | None:
     if not lines:
         return None
     return Lines(
         id="risk-coverage",
         title="Errors among accepted images",
-        caption="If only the most certain share of the images is accepted, this share of those is wrong. Lower is better.",
+        caption=caption,
         x_label="share of images accepted",
         y_label="share wrong",
         lines=lines,
@@ -406,6 +400,19 @@ def risk_coverage(record: Record) -> Lines | None:
         x_percent=True,
         y_percent=True,
         low=0.0,
+    )
+
+
+def risk_coverage(record: Record) -> Lines | None:
+    lines = []
+    found = section(record.evaluation, "risk_coverage")
+    for i, name in enumerate([name for name in MEASURES if name in found]):
+        line = _risk_line(found[name], measure_title(name), str(i))
+        if line is not None:
+            lines.append(line)
+    return _risk_figure(
+        lines,
+        "If only the most certain share of the images is accepted, this share of those is wrong. Lower is better.",
     )
 
 
@@ -472,19 +479,9 @@ def compared_risk(records: Sequence[Record], names: Sequence[str]) -> Lines | No
         line = _risk_line(found.get(measure), f"{name} ({measure})", str(i))
         if line is not None:
             lines.append(line)
-    if not lines:
-        return None
-    return Lines(
-        id="risk-coverage",
-        title="Errors among accepted images",
-        caption="Each run by its own certainty: sigma, or the largest probability where a method has no sigma. Lower is better.",
-        x_label="share of images accepted",
-        y_label="share wrong",
-        lines=lines,
-        marks=[],
-        x_percent=True,
-        y_percent=True,
-        low=0.0,
+    return _risk_figure(
+        lines,
+        "Each run by its own certainty: sigma, or the largest probability where a method has no sigma. Lower is better.",
     )
 
 

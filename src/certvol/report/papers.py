@@ -44,7 +44,7 @@ def write_run_figures(record: Record, folder: Path) -> list[Path]:
         found = embed(record.features)
         for side, points_n2 in (("pretrained", found.pretrained_n2), ("adapted", found.adapted_n2)):
             if points_n2 is not None:
-                for by in ("prediction", "certainty"):
+                for by in ("prediction", "certainty", *(["label"] if record.images.true_N is not None else [])):
                     name = f"features-{side}-{by}"
                     drawers[name] = _scatter_of(record, found.rows_n, points_n2, by)
                     sizes[name] = (4.2, 3.2)
@@ -216,10 +216,11 @@ def _scatter_of(record: Record, rows_n: Any, points_n2: Any, by: str) -> Callabl
             drawn = axes.scatter(*points_n2.T, s=3, c=values, cmap="viridis", linewidths=0)
             axes.figure.colorbar(drawn, ax=axes, label=MEASURES[images.certainty].title)
         else:
-            predicted_n = images.predicted_N[rows_n]
-            for label in np.unique(predicted_n):
+            labels_N = images.true_N if by == "label" and images.true_N is not None else images.predicted_N
+            labels_n = labels_N[rows_n]
+            for label in np.unique(labels_n):
                 colour = matplotlib.colormaps["tab20"](int(label) % 20)
-                chosen_n2 = points_n2[predicted_n == label]
+                chosen_n2 = points_n2[labels_n == label]
                 axes.scatter(*chosen_n2.T, s=3, color=colour, linewidths=0, label=_short(record.classes[label], 18))
             if len(record.classes) <= _MOST_IN_LEGEND:
                 axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=3)
