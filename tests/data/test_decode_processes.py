@@ -259,10 +259,13 @@ def test_closing_early_leaves_no_process(images: Path, odd_worker: Path, monkeyp
     before = children()
     lots = read_images(scan(images), 8, DataConfig(workers=2))
     next(lots)
-    assert len(children() - before) == 2
+    deadline = time.monotonic() + 60
+    while len(children() - before) < 2:  # the second may come a moment after the first has answered
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     began = time.monotonic()
     lots.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert children() <= before
 
 
@@ -315,15 +318,17 @@ def test_workers_end_with_a_killed_parent_and_not_by_ctrl_c(images: Path, odd_wo
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"under way\n"
-        workers = _running(str(odd_worker), parent=process.pid)
-        assert len(workers) == 2
+        deadline = time.monotonic() + 60
+        while not (len(workers := _running(str(odd_worker), parent=process.pid)) == 2 and all(map(_is_up, workers))):
+            assert time.monotonic() < deadline  # the second may still be starting when the first has answered
+            time.sleep(0.02)
         for worker in workers:
             os.kill(worker, signal.SIGINT)
         time.sleep(0.2)
         assert _running(str(odd_worker), parent=process.pid) == workers
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while _running(str(odd_worker)) & workers:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -331,6 +336,12 @@ def test_workers_end_with_a_killed_parent_and_not_by_ctrl_c(images: Path, odd_wo
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def _is_up(worker: int) -> bool:
+    """True once it leaves Ctrl-C to its parent."""
+    ignored = [line for line in _text(Path(f"/proc/{worker}/status")).splitlines() if line.startswith("SigIgn:")]
+    return bool(ignored) and bool(int(ignored[0].split()[1], 16) >> (signal.SIGINT - 1) & 1)
 
 
 def _running(script: str, parent: int | None = None) -> set[int]:
