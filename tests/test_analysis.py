@@ -232,6 +232,18 @@ def test_a_measure_that_points_down_is_turned() -> None:
     assert found["thresholds"]["entropy"]["0.5"] == pytest.approx(0.2)
 
 
+def test_a_linear_classifier_of_an_office_task_oscillates_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer is interpolated at 31 numbers a point; two are multiplied at every point."""
+
+    def cheap(layers: int) -> bool:
+        shapes = [(2048, 2048), (31, 2048)][-layers:]
+        found = [(torch.empty(shape, device="cpu"), torch.empty(shape[0])) for shape in shapes]
+        monkeypatch.setattr(analysis, "linear_layers", lambda method: found)
+        return analysis.oscillation_is_cheap(5 * 31, None)  # type: ignore[arg-type]
+
+    assert (cheap(1), cheap(2)) == (True, False)
+
+
 def test_one_image_and_long_curves() -> None:
     measured, truth = made([True], [0.5])
     assert analysis.figures(measured, ["a", "b"], truth)["risk_coverage"]["entropy"] == {"coverage": [1], "risk": [0]}

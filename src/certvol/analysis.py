@@ -335,7 +335,8 @@ def oscillation_is_cheap(images: int, method: AdaptationMethod) -> bool:
     if (layers := linear_layers(method)) is None:
         return False
     last = layers[-1][0]
-    cost = images * (images - 1) / 2 * OSCILLATION_POINTS * last.numel()
+    per_point = last.numel() if len(layers) > 1 else len(last)  # the first layer is interpolated, not multiplied
+    cost = images * (images - 1) / 2 * OSCILLATION_POINTS * per_point
     return cost <= OSCILLATION_FREE.get(last.device.type, 0.0)
 
 
