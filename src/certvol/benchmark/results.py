@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from certvol.benchmark.facts import read_facts
 from certvol.benchmark.suites import Metric
 from certvol.config import read_settings_file
 from certvol.selection import DIRECTION, ensemble_agreement
@@ -62,6 +63,8 @@ class Result:
     per_class: Mapping[str, float | None] = field(default_factory=dict)
     cycles: Cycles | None = None
     backbone: str = ""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What else the paper's claims are about: see facts.py."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -81,6 +84,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         metrics = read_metrics(files.metrics)
         delivered = float(metrics["adapted"][metric])
         cycles, at = _cycles(files, metrics, metric)
+        facts = read_facts(files)
     except FileNotFoundError:
         return replace(asked, status="failed: the target's folders do not tell its labels")
     except _DAMAGED as error:
@@ -94,6 +98,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         per_class=metrics["adapted"]["per_class"],
         cycles=cycles,
         backbone=_backbone(files),
+        facts=facts,
     )
     if cycles is None or at is None:
         return found

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from certvol.benchmark import claims
 from certvol.benchmark.results import DONE, Result
 from certvol.benchmark.statistics import SIGNIFICANT, least_p, rank_correlation, sign_flip_p
 from certvol.benchmark.suites import Suite
@@ -76,6 +77,8 @@ def all_tables(
         tables = [task_table(suite, done, methods, tasks, selector)]
     if baseline is not None and len(methods) > 1:
         tables.append(gain_table(done, methods, baseline))
+    if findings := claims.find(done):
+        tables.append(claim_table(findings))
     if any(result.cycles is not None for result in done):
         tables.append(validator_table(done))
     return tables
@@ -152,6 +155,25 @@ def verdict(differences: Sequence[float]) -> str:
     if p >= SIGNIFICANT:
         return "within the noise"
     return "a gain above the noise" if statistics.fmean(differences) > 0 else "a loss above the noise"
+
+
+def claim_table(findings: Sequence[claims.Finding]) -> Table:
+    rows = []
+    for finding in findings:
+        claim, mean = finding.claim, mean_and_deviation(finding.effects)
+        spread = "" if mean.deviation is None else f" ± {mean.deviation:.{claim.digits}f}"
+        figure = f"{mean.mean:+.{claim.digits}f}{spread} {claim.unit}".strip()
+        p = "" if len(finding.effects) < 2 else f"{finding.p:.3f}"
+        words = (figure, str(len(finding.effects)), p, finding.verdict)
+        rows.append(Row(f"({claim.letter}) {claim.words}", [_text(word) for word in words]))
+    return Table(
+        "the paper's claims on these runs",
+        ["mean and standard deviation", "tasks x seeds", "p", "which is"],
+        rows,
+        notes=[
+            "p: as above, for the effect being none; `seen` and `not seen` are below 0.05 and speak of these tasks alone."
+        ],
+    )
 
 
 def validator_table(done: Sequence[Result]) -> Table:

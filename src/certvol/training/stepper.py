@@ -11,6 +11,7 @@ from certvol.config import TrainingConfig
 from certvol.data.batches import CyclePlan
 from certvol.inference import mixed_precision
 from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.nn import norm
 from certvol.seeding import torch_generator, torch_seed
 from certvol.training.distributed import Team
 from certvol.training.recording import Recorder
@@ -144,6 +145,15 @@ class Stepper:
             other_images_NCHW=other_images_NCHW,
             tables=tables,
         )
+
+    def even_out(self) -> None:
+        """Over all processes, what each moves by its own rows: statistics, and what else a method keeps beside its weights."""
+        others = [
+            buffer
+            for name, buffer in self.method.named_buffers()
+            if buffer.is_floating_point() and not name.startswith("network.backbone.")
+        ]
+        self.team.average([*norm.statistics(self.method.network.backbone), *others])
 
     def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:
         """The terms over all processes, as numbers: waits for the device."""

@@ -4,43 +4,30 @@ The trainer knows a method only by its protocol, and the target only as images. 
 randomness is a function of the seed and the place, so that going on from a checkpoint gives what going on at once would have.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from certvol.acceleration import evaluation_batch, uses_bf16
 from certvol.config import Config
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.inference import Outputs, evaluating, mixed_precision, run_batches
-from certvol.methods.protocol import AdaptationMethod, Batch, Labelled
+from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import norm
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator
 from certvol.selection import SELECTORS, choose_mode, label_free_scores, sign_of_spreading
 from certvol.stopping import StopSignal
-from certvol.training.checkpoint import (
-    Checkpoints,
-    State,
-    load_into,
-    optimizer_tensors,
-    read_tensors,
-    restore_optimizer,
-    with_prefix,
-    without_prefix,
-    write_tensors,
-)
+from certvol.training import history
+from certvol.training.checkpoint import Checkpoints, State
 from certvol.training.choice import Choice
 from certvol.training.distributed import Team, gathered
 from certvol.training.guard import GUARDS_SCORE, Guard, Scores
@@ -50,15 +37,15 @@ from certvol.training.position import Delivery, Position
 from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, stage_of, steps_per_cycle
+from certvol.training.state import RunState
 from certvol.training.stepper import Stepper
 from certvol.training.views import Batches
+from certvol.training.weights import WeightFiles
 
 Indices = NDArray[np.int64]
 PRETRAIN_CYCLE = 50  # steps planned at a time in pretraining
 STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
 TRIAL_MODES: tuple[norm.Mode, ...] = ("mixed", "per_domain")
-DEAD_SIGMA = 1e-3
-LARGEST_SIGMA = 3.0  # times log C, which is the most that the losses ask for
 
 
 class Trainer:
@@ -78,7 +65,7 @@ class Trainer:
         self.run, self.config, self.method, self.views = run, config, method, views
         self.network, self.team = method.network, team or Team()
         self.settings, self.seed = config.training, config.training.seed
-        self.reporter, self.about, self.stop_signal = reporter, about, stop_signal
+        self.reporter, self.stop_signal = reporter, stop_signal
         self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
         self.device = views.device
         self.bf16 = uses_bf16(self.settings, self.device)
@@ -94,22 +81,22 @@ class Trainer:
         mixed = numpy_generator(self.seed, "watched.source").permutation(self.held_out)
         self.watched_source = mixed[: max(1, config.guard.images // 2)]
 
-        self.position = Position(mode=self.network.domains.mode)
         self.guard = Guard(config.guard)
         chosen = SELECTORS if config.guard.keep == "all" else (config.guard.select,)
         # The guard keeps the best by its own score anyway.
         self.choice = Choice(tuple(name for name in chosen if name not in ("last", GUARDS_SCORE)))
         run.checkpoints.keeps_previous = self.settings.checkpoint_previous
         self.journal: Journal = run.journal
-        self.plan: CyclePlan | None = None
-        self.labelled: Labelled | None = None  # all target images, by a method that labels them so
-        self.pretrained_NC: NDArray[np.float32] | None = None
         self.stepper = Stepper(method, views, self.settings, self.team, self.bf16)
+        self.state = RunState(method, self.stepper, self.guard, self.choice)
+        self.weights = WeightFiles(method, about, writes=self.team.main)
         self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
-        self.unwritten: dict[Path, dict[str, Tensor]] = {}
-        """Weights of best cycles since the last checkpoint: written with the next, which is the first to build on them."""
         self.saved_at = time.monotonic()
         self.warned: set[str] = set()
+
+    @property
+    def position(self) -> Position:
+        return self.state.position
 
     # --- the course of a run -------------------------------------------------------------------------------------------
 
@@ -122,7 +109,9 @@ class Trainer:
             self._look(
                 0, SOURCE
             )  # a step may have ruined the model after its loss was taken: better known before it is kept
-            self._write_weights(self.run.pretrained)
+            self._check_weights()
+            self.run.check_present()
+            self.weights.write(self.run.pretrained)
             self._begin_adaptation()
         if self.position.phase == "trial":
             self._choose_mode()
@@ -141,9 +130,11 @@ class Trainer:
         self.reporter.advance(self.position.cycle * PRETRAIN_CYCLE + self.position.step)
         while self.position.cycle * PRETRAIN_CYCLE < steps:
             first = self.position.cycle * PRETRAIN_CYCLE
-            if self.plan is None:
-                self.plan = self.planner.pretraining(self.position.cycle, first, min(PRETRAIN_CYCLE, steps - first))
-            self._train_cycle(self.plan, first, (0, steps), lambda progress: pretraining_rate(self.settings))
+            if self.state.plan is None:
+                self.state.plan = self.planner.pretraining(
+                    self.position.cycle, first, min(PRETRAIN_CYCLE, steps - first)
+                )
+            self._train_cycle(self.state.plan, first, (0, steps), lambda progress: pretraining_rate(self.settings))
             self._save_if_due()
         self.reporter.finish()
 
@@ -230,13 +221,15 @@ class Trainer:
         while self.position.cycle < until_cycle and not self.position.collapse:
             cycle, first = self.position.cycle, self.position.cycle * self.cycle_steps
             started = time.monotonic()
-            if self.plan is None:
-                self.plan, filed = self._plan_cycle(cycle)
+            if self.state.plan is None:
+                self.state.plan, filed = self._plan_cycle(cycle)
                 self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
             _, *bounds = stage_of(cycle, self.settings.cycles, self.method.stages)
             begin, end = (bound * self.cycle_steps for bound in bounds)
             planned = time.monotonic()
-            self._train_cycle(self.plan, first, (begin, end), lambda progress: adaptation_rate(self.settings, progress))
+            self._train_cycle(
+                self.state.plan, first, (begin, end), lambda progress: adaptation_rate(self.settings, progress)
+            )
             trained = time.monotonic()
             self._end_cycle()
             ended = time.monotonic()
@@ -270,9 +263,9 @@ class Trainer:
         signs, best = self.guard.look(cycle, scores)
         self.journal.log_scores(cycle, {**scores, "collapsed": bool(signs)}, outputs.probabilities_NC)
         if best:
-            self._keep_weights(self.journal.best_weights(GUARDS_SCORE))
+            self._keep_weights(GUARDS_SCORE)
         for name in [] if signs else self.choice.look(cycle, scores, outputs.probabilities_NC):
-            self._keep_weights(self.journal.best_weights(name))
+            self._keep_weights(name)
         if signs:
             self._warn_once(f"cycle {cycle}: {'; '.join(signs)}", "collapse")
         if self.guard.alarmed and self.config.guard.action != "warn":
@@ -307,7 +300,7 @@ class Trainer:
             why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {best}, the best before"
             return Delivery(f"cycle {best}", why, position.mode)
         self.team.wait()
-        self._load_weights(self.run.pretrained)
+        self.weights.load(self.run.pretrained)
         self.network.domains.mode = of_source
         return Delivery(
             "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
@@ -315,8 +308,7 @@ class Trainer:
 
     def _load_best(self, selector: str) -> None:
         self.team.wait()
-        weights = self.run.journal.best_weights(selector)
-        self._load_weights(weights)
+        self.weights.load(self.run.journal.best_weights(selector))
 
     # --- a cycle -------------------------------------------------------------------------------------------------------
 
@@ -325,15 +317,15 @@ class Trainer:
         first, steps = cycle * self.cycle_steps, self.cycle_steps
         if self.method.labels_whole_target:
             stage, begin, _ = stage_of(cycle, self.settings.cycles, self.method.stages)
-            if self.labelled is None or self.method.stages == 1 or cycle == begin:
+            if self.state.labelled is None or self.method.stages == 1 or cycle == begin:
                 pools = self.planner.source_pools
                 survey = self.labeller.survey(cycle, stage, pools, self._stop_if_asked)
-                self._note(self.labeller.by_method(survey))
+                self.state.note(self.labeller.by_method(survey))
                 if stage > 0 and cycle == begin:
                     self._start_stage()
-            if self.labelled is None:
+            if self.state.labelled is None:
                 raise AssertionError("the target has been labelled above")
-            labels_N = self.labelled.labels_N.cpu().numpy()
+            labels_N = self.state.labelled.labels_N.cpu().numpy()
             plan, filed = self.planner.labelled_adaptation(cycle, first, steps, labels_N)
         else:
             plan, filed = self.planner.adaptation(cycle, first, steps, self.labeller, self._stop_if_asked)
@@ -342,13 +334,9 @@ class Trainer:
             self._warn_once(f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {self.num_classes} classes", "few")
         return plan, filed
 
-    def _note(self, labelled: Labelled | None) -> None:
-        self.labelled = labelled
-        self.stepper.tables = labelled.tables if labelled is not None else {}
-
     def _start_stage(self) -> None:
         """From the pretrained weights again, with the labels that the stage before has left."""
-        self._load_weights(self.run.pretrained)
+        self.weights.load(self.run.pretrained)
         self._take_up_mode()
         self.stepper.new_optimizer()
 
@@ -378,13 +366,14 @@ class Trainer:
                 if not whole:
                     self._save_if_due()
             self._stop_if_asked()
-        self.position.cycle, self.position.step, self.plan = self.position.cycle + 1, 0, None
-        self.team.average(self._moving_tensors())
+        self.position.cycle, self.position.step, self.state.plan = self.position.cycle + 1, 0, None
+        self.stepper.even_out()
 
     def _log(self, terms: dict[str, Tensor], batch: Batch, place: int, learning_rate: float) -> None:
         """The only place where training waits for the device."""
         values = self.stepper.averaged(terms, batch)
         self._check_finite(values, place)
+        watched = history.medians(batch)
         adapting = self.position.phase != "pretrain"
         line: dict[str, Any] = {
             "phase": "adapt" if adapting else "pretrain",
@@ -393,28 +382,12 @@ class Trainer:
             "lr": learning_rate,
             "loss": sum(self.method.term_weights.get(name, 1.0) * value for name, value in values.items()),
             **values,
+            **watched,
         }
-        notes = [f"loss {line['loss']:.2f}"]
-        for name, value_N in batch.watched.items():
-            for domain, rows in (("source", value_N[: batch.num_source]), ("target", value_N[batch.num_source :])):
-                median = float(rows.float().median()) if len(rows) > 0 else None
-                line[f"{name}_{domain}"] = median
-                if median is not None:
-                    notes.append(f"{name if domain == 'source' else ''} {median:.2f} {domain}".strip())
-                    if name == "sigma" and median > LARGEST_SIGMA * math.log(self.num_classes):
-                        self._warn_once(
-                            f"step {place + 1}: sigma of the {domain} has grown to {median:.1f}, far above its largest target "
-                            f"log C = {math.log(self.num_classes):.1f}; a lower `training.learning_rate` may help",
-                            "large sigma",
-                        )
-                    if name == "sigma" and median < DEAD_SIGMA:
-                        self._warn_once(
-                            f"step {place + 1}: sigma of the {domain} has collapsed to {median:.1e}, so it carries no certainty; "
-                            "a lower `training.learning_rate` may help",
-                            "sigma",
-                        )
         self.journal.log(line)
-        self.reporter.note(" ".join(notes))
+        self.reporter.note(history.in_words(line["loss"], watched))
+        for kind, warning in history.sigma_warnings(watched, self.num_classes).items():
+            self._warn_once(f"step {place + 1}: {warning}", kind)
 
     def _check_finite(self, values: dict[str, float], place: int) -> None:
         for name, value in values.items():
@@ -442,7 +415,7 @@ class Trainer:
     def _look(self, cycle: int, statistics: int = TARGET) -> Outputs:
         outputs = self.predict(TARGET, self.watched, statistics)
         if cycle == 0:
-            self.pretrained_NC = outputs.probabilities_NC
+            self.state.pretrained_NC = outputs.probabilities_NC
         return outputs
 
     def _scores(self, outputs: Outputs) -> Scores:
@@ -450,9 +423,9 @@ class Trainer:
         if len(self.watched_source) > 0:
             predicted = self.predict(SOURCE, self.watched_source, SOURCE).labels_N
             right = float((predicted == self.source_labels[self.watched_source]).mean())
-        if self.pretrained_NC is None:
+        if self.state.pretrained_NC is None:
             raise AssertionError("scores are taken against the pretrained model's predictions")
-        scores = label_free_scores(outputs.probabilities_NC, self.pretrained_NC, right)
+        scores = label_free_scores(outputs.probabilities_NC, self.state.pretrained_NC, right)
         if outputs.sigma_N is not None:
             scores["sigma"] = float(np.median(outputs.sigma_N))
         return scores
@@ -468,24 +441,13 @@ class Trainer:
         return Checkpoints(self.run.checkpoints.folder / name, self.team.main)
 
     def _state(self) -> State:
-        tensors = {**with_prefix("method", self.method.state_dict()), **optimizer_tensors(self.stepper.optimizer)}
-        if self.plan is not None:
-            plan = {f.name: torch.from_numpy(getattr(self.plan, f.name)) for f in dataclasses.fields(self.plan)}
-            tensors |= with_prefix("plan", plan)
-        if self.pretrained_NC is not None:
-            tensors["pretrained_NC"] = torch.from_numpy(self.pretrained_NC)
-        tensors |= with_prefix("choice", self.choice.tensors())
-        if self.labelled is not None:
-            tensors |= {"labelled": self.labelled.labels_N, **with_prefix("tables", self.labelled.tables)}
-        facts = {
-            "position": dataclasses.asdict(self.position),
-            "guard": self.guard.facts(),
-            "choice": self.choice.facts(),
-            "fingerprints": self.fingerprints,
-            "journal": self.run.journal.lengths(),
-            "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
-        }
-        return State(tensors, facts)
+        return self.state.checkpoint(
+            {
+                "fingerprints": self.fingerprints,
+                "journal": self.run.journal.lengths(),
+                "trial_journal": self.run.trial_journal(self.position.mode).lengths(),
+            }
+        )
 
     def _restore(self, checkpoints: Checkpoints) -> State | None:
         """To the newest whole state in `checkpoints`, which a side state must have."""
@@ -507,35 +469,10 @@ class Trainer:
         return state
 
     def _take(self, state: State) -> None:
-        self.position = Position(**state.facts["position"])
-        self.position.check()
-        self.guard.restore(state.facts["guard"])
-        self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))
-        self.network.domains.mode = self.position.mode
-        self.unwritten.clear()
-        load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
-        restore_optimizer(self.stepper.new_optimizer(), state.tensors)
-        plan = without_prefix("plan", state.tensors)
-        self.plan = CyclePlan(**{name: tensor.numpy() for name, tensor in plan.items()}) if plan else None
-        pretrained = state.tensors.get("pretrained_NC")
-        self.pretrained_NC = None if pretrained is None else pretrained.numpy()
-        self._note(self._labelled_in(state))
-        if self.plan is not None:
-            self.plan.check(len(self.views.source), len(self.views.target), self.num_classes)
+        self.weights.forget_kept()
+        self.state.take(state)
         if set(state.facts["fingerprints"]) != set(self.fingerprints) or not isinstance(state.facts["journal"], dict):
             raise ValueError("its facts are others")
-
-    def _labelled_in(self, state: State) -> Labelled | None:
-        if "labelled" not in state.tensors:
-            return None
-        found = Labelled(state.tensors["labelled"], without_prefix("tables", state.tensors))
-        if any(len(tensor) != len(self.views.target) for tensor in (found.labels_N, *found.tables.values())):
-            raise ValueError("its labels are of other images")
-        if found.labels_N.dtype != torch.int64 or not bool((found.labels_N < self.num_classes).all()):
-            raise ValueError("its labels are none of these classes")
-        return Labelled(
-            found.labels_N.to(self.device), {name: table.to(self.device) for name, table in found.tables.items()}
-        )
 
     def _resume(self) -> None:
         state = self._restore(self.run.checkpoints)
@@ -555,55 +492,21 @@ class Trainer:
             f"going on from {self.position.phase}, cycle {self.position.cycle}, step {self.position.step}"
         )
 
-    def _moving_tensors(self) -> list[Tensor]:
-        """What each process moves by its own rows: statistics, and what else a method keeps beside its weights."""
-        others = [
-            buffer
-            for name, buffer in self.method.named_buffers()
-            if buffer.is_floating_point() and not name.startswith("network.backbone.")
-        ]
-        return [*norm.statistics(self.network.backbone), *others]
-
     def _check_weights(self) -> None:
         """Before anything is written that others build on."""
-        weights = [w for w in self.method.state_dict().values() if w.is_floating_point() and w.numel() > 0]
-        if not bool(get_total_norm(weights, norm_type=math.inf).isfinite()):
+        if not self.weights.finite:
             raise RunFailed(self._ruined("the model's weights are"))
 
-    def _copied_weights(self) -> dict[str, Tensor]:
-        """Of the teacher, where there is one: those that labels and scores come from."""
+    def _keep_weights(self, selector: str) -> None:
         self._check_weights()
-        with self.method.teacher.in_charge() if self.method.teacher else nullcontext():
-            return {k: v.clone() for k, v in self.method.state_dict().items() if not k.startswith("teacher.")}
-
-    def _keep_weights(self, path: Path) -> None:
-        if self.team.main:
-            self.unwritten[path] = self._copied_weights()
-
-    def _write_weights(self, path: Path) -> None:
-        weights = self._copied_weights()
-        self.run.check_present()
-        if self.team.main:
-            write_tensors(path, weights, self.about)
-
-    def _write_kept_weights(self) -> None:
-        while self.unwritten:
-            path, weights = self.unwritten.popitem()
-            write_tensors(path, weights, self.about)
-
-    def _load_weights(self, path: Path) -> None:
-        """What `_write_weights` has written; a teacher starts there too."""
-        teacher, self.method.teacher = self.method.teacher, None
-        load_into(self.method, read_tensors(path), path.name)
-        self.method.teacher = teacher
-        self._start_teacher()
+        self.weights.keep(self.journal.best_weights(selector))
 
     def _save(self) -> None:
         self._check_weights()
         self.run.check_present()
-        self.team.average(self._moving_tensors())
+        self.stepper.even_out()
         try:
-            self._write_kept_weights()
+            self.weights.write_kept()
             self.run.checkpoints.save(self._state())
         except OSError as error:
             raise UserError(
