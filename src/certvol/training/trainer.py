@@ -88,7 +88,7 @@ class Trainer:
 
         kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
         self.source_labels = source_labels
-        self.planner = Planner(self.settings, kept, source_labels, self.num_classes, len(views.target))
+        self.planner = Planner(self.settings, kept, source_labels, self.num_classes, len(views.target), method.batches)
         everything = numpy_generator(self.seed, "watched").permutation(len(views.target))
         self.watched = everything[: config.guard.images]
         mixed = numpy_generator(self.seed, "watched.source").permutation(self.held_out)
@@ -130,7 +130,7 @@ class Trainer:
             if self.method.closed_form:
                 self._fit_features()
             else:
-                self._adapt(self.settings.cycles)
+                self._adapt(self.settings.cycles * self.method.stages)
             self.position.phase = "done"
             self._save()
         return self._deliver()
@@ -233,7 +233,7 @@ class Trainer:
             if self.plan is None:
                 self.plan, filed = self._plan_cycle(cycle)
                 self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
-            _, *bounds = stage_of(cycle, self.settings.cycles, self.method.stages)
+            _, *bounds = stage_of(cycle, self.settings.cycles)
             begin, end = (bound * self.cycle_steps for bound in bounds)
             planned = time.monotonic()
             self._train_cycle(self.plan, first, (begin, end), lambda progress: adaptation_rate(self.settings, progress))
@@ -324,7 +324,7 @@ class Trainer:
         """Labels the target for it first: nothing is changed before the last moment at which the run may be stopped."""
         first, steps = cycle * self.cycle_steps, self.cycle_steps
         if self.method.labels_whole_target:
-            stage, begin, _ = stage_of(cycle, self.settings.cycles, self.method.stages)
+            stage, begin, _ = stage_of(cycle, self.settings.cycles)
             if self.labelled is None or self.method.stages == 1 or cycle == begin:
                 pools = self.planner.source_pools
                 survey = self.labeller.survey(cycle, stage, pools, self._stop_if_asked)
