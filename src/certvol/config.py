@@ -136,8 +136,9 @@ class TrainingConfig:
     """on_demand: label, in random order, only as many images as the cycle will draw."""
     labelling_share: float = 1.0
     """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
-    batches: Literal["balanced", "plain"] = "balanced"
-    """balanced: by class and by pseudo-class; plain: images of either domain as they come."""
+    batches: Literal["auto", "balanced", "plain"] = "auto"
+    """balanced: by class and by pseudo-class; plain: images of either domain as they come; auto: adaptation as in the method's
+    paper, after balanced pretraining."""
     teacher: float = 0.0
     """Decay per step of an average of the weights that labels, predicts and is delivered in their place (0.99); 0: none."""
     log_every: int = 10

@@ -113,7 +113,8 @@ class Job:
         config = self.config
         steps = config.training.pretrain_steps
         if self.method.adapts:
-            steps += config.training.cycles * steps_per_cycle(config.training, len(self.source.classes))
+            cycles = config.training.cycles * self.method.stages
+            steps += cycles * steps_per_cycle(config.training, len(self.source.classes))
         prepare(self.method, config.training, self.device, steps)
         self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         views, place = open_views(self.inputs, self.method.network, self.device, self.run, self.reporter)

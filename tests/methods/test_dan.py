@@ -26,7 +26,8 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(width: int) -> None:
             logits = common_logits(weights, rows)
         squared = (rows[:, None] - rows[None]).square().sum(2)
         mean = squared.detach().sum() / (16 * 15)
-        kernel = sum(torch.exp(-squared / (2 * scale * mean)) for scale in (0.5, 1, 2)) - 3 * torch.eye(16)
+        kernel = sum(torch.exp(-squared / (2 * scale * mean)) for scale in (1 / 8, 1 / 4, 1 / 2, 1, 2))
+        kernel = kernel - 5 * torch.eye(16)
         mmd = kernel[:8, :8].sum() / 56 + kernel[8:, 8:].sum() / 56 - 2 * kernel[:8, 8:].mean()
         return negative_log_likelihood(logits[:8], batch.labels_N[:8]) + 2 * mmd
 

@@ -213,7 +213,7 @@ def test_stages_start_from_the_pretrained_weights_with_labels_of_the_stage_befor
 
     monkeypatch.setattr(Stepper, "step", watched)
     monkeypatch.setattr(Labeller, "by_method", watched_labels)
-    settings = tiny(method__name="rsda_dann", method__rounds=2, training__cycles=6, training__cycle_steps=2)
+    settings = tiny(method__name="rsda_dann", method__rounds=2, training__cycles=2, training__cycle_steps=2)
     run = certvol.adapt(*folders, out=tmp_path / "run", **settings).path
     assert surveyed == [0, 1, 2]
     assert [place for place, _, pretrained in begun if pretrained] == [0, 4, 8]

@@ -48,6 +48,7 @@ class RandomProduct(nn.Module):
 
 class Method(AdaptationMethod):
     summary = "CDAN: DANN on features joined with predicted classes"
+    batches = "plain"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

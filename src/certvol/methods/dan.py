@@ -1,10 +1,11 @@
 """Deep Adaptation Network (Long et al., ICML 2015): source and target of a batch should have the same mean in a kernel's space.
 
 Implemented: cross-entropy on the source + `weight` * MMD^2 on a bottleneck's output, without bias, with a sum of Gaussian kernels
-whose widths are multiples of the mean squared distance in the batch (0.5, 1 and 2; the mean has no gradient).
-Deliberate differences: the paper compares AlexNet's last three layers with linear-time estimates and learned kernel weights; this
-is its form for residual networks, one layer, all pairs, even weights. All parts learn at one rate (published: the backbone at a
-tenth), and `model.dropout` stands before the classifier. `target_ce` is not in the paper.
+whose widths are multiples of the mean squared distance in the batch (1/8, 1/4, .. 2; the mean has no gradient). Plain batches.
+Deliberate differences: the paper compares AlexNet's last three layers with linear-time estimates and learned weights of 33
+kernels (2^-8 to 2^8); this is its usual form for residual networks, one layer, even weights, five kernels, with all pairs. All
+parts learn at one rate (published: the backbone at a tenth), and `model.dropout` stands before the classifier. `target_ce` is
+not in the paper.
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import bottleneck
 from certvol.nn.network import Network
 
+KERNEL_WIDTHS = (0.125, 0.25, 0.5, 1.0, 2.0)  # times the mean squared distance
+
 
 class Method(AdaptationMethod):
     summary = "DAN: equal kernel means of source and target (MK-MMD)"
+    batches = "plain"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -40,5 +44,7 @@ class Method(AdaptationMethod):
         labelled = batch.num_labelled(self.config.target_ce)
         terms = {"ce": mean_cross_entropy(logits_NC[:labelled], batch.labels_N[:labelled])}
         if batch.adapting:
-            terms["mmd"] = maximum_mean_discrepancy(rows_NB[: batch.num_source], rows_NB[batch.num_source :])
+            terms["mmd"] = maximum_mean_discrepancy(
+                rows_NB[: batch.num_source], rows_NB[batch.num_source :], KERNEL_WIDTHS
+            )
         return terms

@@ -21,6 +21,7 @@ from certvol.nn.network import Network
 
 class Method(AdaptationMethod):
     summary = "DANN: features from which no discriminator tells the domain"
+    batches = "plain"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

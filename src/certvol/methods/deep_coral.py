@@ -18,6 +18,7 @@ from certvol.methods.protocol import AdaptationMethod, Batch
 
 class Method(AdaptationMethod):
     summary = "Deep CORAL: equal covariances of source and target"
+    batches = "plain"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

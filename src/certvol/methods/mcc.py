@@ -16,6 +16,7 @@ from certvol.methods.protocol import AdaptationMethod, Batch
 
 class Method(AdaptationMethod):
     summary = "Minimum Class Confusion: no hesitation between two classes on the target"
+    batches = "plain"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

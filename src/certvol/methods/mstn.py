@@ -1,11 +1,16 @@
 """Moving Semantic Transfer Network (Xie et al., ICML 2018): DANN, and each class's centroid the same in both domains.
 
-Implemented: cross-entropy on the source + 0.1 * DANN's term + lambda * mean (C_s - C_t)^2 over classes and dimensions of a
-bottleneck's output. A centroid moves by 0.3 towards its class's mean in the batch; the gradient flows through that 0.3 alone.
-Target rows are filed under what the network, without dropout, makes of them at this step. lambda is DANN's ramp, for both terms.
-Deliberate differences: a class absent from a batch keeps its centroid (the published code shrinks it towards 0); a centroid
-starts at its class's first mean instead of at 0, and counts once both domains have one; the discriminator calls the source 1; all
-parts learn at one rate. `pseudo_labels: cycle` and `target_ce` are not in the paper.
+Implemented: cross-entropy on the source + DANN's term, of which the features get 0.1 of both domains' losses added (0.2 of their
+mean) + lambda * sum over classes of the mean of (C_s - C_t)^2 over the dimensions of a bottleneck's output. A centroid moves by
+0.3 towards its class's mean in the batch; the gradient flows through that 0.3 alone. Target rows are filed under what the
+network, without dropout, makes of them at this step. lambda is DANN's ramp, for both terms. Plain batches, as published.
+Deliberate differences: the published code scales the discriminator's own loss by 0.1 too, but lets it learn at ten times the
+backbone's rate; here there is one rate, and the 0.1 is on the reversed gradient alone. The discriminator is that of `dann`, with
+BatchNorm, and dropout as published: without, its loss stays at log 2 in short runs. The paper sums the squared distances over
+classes and dimensions, its code takes the mean over both, on an unnormalised layer (for digits, on 10 logits); behind this
+bottleneck's BatchNorm the first drowns the cross-entropy and the second is drowned by it. A class absent from a batch keeps its
+centroid (the published code shrinks it towards 0); a centroid starts at its class's first mean instead of at 0, and counts once
+both domains have one. `pseudo_labels: cycle` and `target_ce` are not in the paper.
 """
 
 from dataclasses import dataclass
@@ -32,13 +37,14 @@ def class_means(rows_NB: Tensor, labels_N: Tensor, num_classes: int) -> tuple[Te
 
 class Method(AdaptationMethod):
     summary = "MSTN: DANN, and each class's centroid the same in both domains"
+    batches = "plain"
     sums_2CB: Tensor
     seen_2C: Tensor
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         weight: float = 1.0  # of the centroids' distance
-        adversarial_weight: float = 0.1
+        adversarial_weight: float = 0.2  # of the reversed gradient
         reversal: float = 1.0  # lambda at the end of its ramp
         centroid_momentum: float = 0.7
         pseudo_labels: Literal["batch", "cycle"] = (
@@ -46,7 +52,7 @@ class Method(AdaptationMethod):
         )
         bottleneck: int = 256  # its width; 0: none, and the common classifier
         discriminator_width: int = 1024
-        discriminator_norm: bool = False
+        discriminator_norm: bool = True
         discriminator_dropout: float = 0.5
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
@@ -62,7 +68,7 @@ class Method(AdaptationMethod):
 
     @property
     def term_weights(self) -> dict[str, float]:
-        return {"adversarial": self.config.adversarial_weight, "centroids": self.config.weight}
+        return {"centroids": self.config.weight}
 
     def _moved_centroids(self, rows_NB: Tensor, labels_N: Tensor, domain: int) -> tuple[Tensor, Tensor]:
         """(centroids C x B, whether each class has one), after this batch; remembered while training."""
@@ -84,7 +90,7 @@ class Method(AdaptationMethod):
         terms = {"ce": mean_cross_entropy(logits_NC[:labelled], batch.labels_N[:labelled])}
         if batch.adapting:
             rate = ramp(batch.progress)
-            reversed_NB = reverse_gradient(rows_NB, self.config.reversal * rate)
+            reversed_NB = reverse_gradient(rows_NB, self.config.adversarial_weight * self.config.reversal * rate)
             terms["adversarial"] = domain_confusion(self.discriminator(reversed_NB), split)
             target_N = batch.labels_N[split:]
             if self.config.pseudo_labels == "batch":
@@ -94,5 +100,5 @@ class Method(AdaptationMethod):
             source_CB, has_source_C = self._moved_centroids(rows_NB[:split], batch.labels_N[:split], 0)
             target_CB, has_target_C = self._moved_centroids(rows_NB[split:], target_N, 1)
             distance_C = (source_CB - target_CB).square().mean(dim=1)
-            terms["centroids"] = rate * (has_source_C * has_target_C * distance_C).mean()
+            terms["centroids"] = rate * (has_source_C * has_target_C * distance_C).sum()
         return terms

@@ -7,7 +7,7 @@ tensor's value, no shape that depends on one (`x[mask]`, `nonzero`), nothing tha
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,10 @@ class AdaptationMethod(nn.Module, ABC):
     """False: training ends with pretraining."""
     uses_split: ClassVar[bool] = True
     """False: `loss_terms` treats source and target rows alike, so that a step is the same however many of each there are."""
+    batches: ClassVar[Literal["balanced", "plain"]] = "balanced"
+    """What `training.batches auto` is in adaptation. Plain: the loss takes a batch's target rows for a sample of the target.
+    Drawn evenly by pseudo-label they agree with the present predictions by construction, errors included: nothing is left to
+    align."""
     labels_whole_target: ClassVar[bool] = False
     """True: every cycle labels all target images, not only those it will draw, and `label_target` has the say."""
     surveys_source: ClassVar[bool] = False
@@ -110,8 +114,9 @@ class AdaptationMethod(nn.Module, ABC):
 
     @property
     def stages(self) -> int:
-        """Above 1: adaptation is this many trainings in a row. Each starts from the pretrained weights, with labels (and tables)
-        that the training before it has made; `Batch.progress` and the learning rate start anew."""
+        """Above 1: adaptation is this many trainings in a row, of `training.cycles` each. Each starts from the pretrained
+        weights, with labels (and tables) that the training before it has made; `Batch.progress` and the learning rate start
+        anew."""
         return 1
 
     @abstractmethod

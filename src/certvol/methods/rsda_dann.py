@@ -8,8 +8,8 @@ the angles to the class's mean, that the image is no outlier; below 0.5 it is 0.
 on the target and `entropy_weight` * ramp * the entropy of its predictions, whose gradient leaves the classifier's
 weights alone.
 Deliberate differences: each training starts from this run's model after pretraining on the source (published: from
-ImageNet), and takes an equal part of `training.cycles` with ramps and learning rate over that part (published: 1001 to
-5001 steps each, so set more cycles for its cost); labels come from the last model of a training (published code: from
+ImageNet), and takes `training.cycles` with ramps and learning rate over them (published: 1001 to 5001 steps each), so
+that a run costs 1 + `rounds` times as much as others; labels come from the last model of a training (published code: from
 the best by target labels); the common optimiser, with one rate (published: ten times higher for all but the backbone).
 Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some tasks. The width of
 the uniform is that of its moments, 2 sqrt(3 (C2 - C1^2)).
@@ -50,6 +50,7 @@ def pseudo_label_weights(embedded_ND: Tensor, labels_N: Tensor, num_classes: int
 
 class Method(AdaptationMethod):
     summary = "RSDA on DANN: adversarial training on a sphere, in rounds with robust pseudo-labels"
+    batches = "plain"
     labels_whole_target = True
 
     @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ def class_balance(probabilities_NC: Tensor, quirk: bool = False) -> Tensor:
 
 class Method(AdaptationMethod):
     summary = "self-ensembling: agreement with an averaged teacher on another view of the target"
+    batches = "plain"
     views_per_image = 2
 
     @dataclass(frozen=True, kw_only=True)

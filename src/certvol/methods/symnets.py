@@ -53,6 +53,7 @@ def _mean(values_N: Tensor) -> Tensor:
 
 class Method(AdaptationMethod):
     summary = "SymNets: two classifiers tell the domains apart, the backbone confuses them class by class"
+    batches = "plain"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -1,6 +1,7 @@
 """Which images each step of a cycle gets, by the settings, and which target images must be labelled for it."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,23 +26,31 @@ Indices = NDArray[np.int64]
 
 
 class Planner:
-    """`kept`: the source images to train on; `source_labels`: of all source images; `num_target`: how many target images."""
+    """`kept`: the source images to train on; `source_labels`: of all source images; `num_target`: how many target images;
+    `usual`: the batches of adaptation by this method, where the settings leave them open."""
 
     def __init__(
-        self, settings: TrainingConfig, kept: Indices, source_labels: Indices, num_classes: int, num_target: int
+        self,
+        settings: TrainingConfig,
+        kept: Indices,
+        source_labels: Indices,
+        num_classes: int,
+        num_target: int,
+        usual: Literal["balanced", "plain"] = "balanced",
     ) -> None:
         self.settings, self.seed, self.num_classes, self.num_target = settings, settings.seed, num_classes, num_target
         self.kept, self.source_labels = kept, source_labels
         self.source_pools = [kept[positions] for positions in by_class(source_labels[kept], num_classes)]
         self.shape = batch_shape(settings.batch_size, num_classes)
-        self.plain = settings.batches == "plain"
+        self.plain_pretraining = settings.batches == "plain"
+        self.plain = (usual if settings.batches == "auto" else settings.batches) == "plain"
 
     def _visits(self, first_step: int, steps: int, stream: str) -> Indices:
         return class_visits(self.num_classes, self.shape.classes, first_step, steps, self.seed, stream)
 
     def pretraining(self, cycle: int, first_step: int, steps: int) -> CyclePlan:
         rng = numpy_generator(self.seed, "pretrain.batches", cycle)
-        if self.plain:
+        if self.plain_pretraining:
             nothing = np.empty((steps, 0), dtype=np.int64)
             return plan_plain_cycle(self.kept, self.source_labels, nothing, nothing[0], self.settings.batch_size, rng)
         visits_SK = self._visits(first_step, steps, "pretrain.classes")

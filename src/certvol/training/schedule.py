@@ -20,9 +20,7 @@ def steps_per_cycle(config: TrainingConfig, num_classes: int) -> int:
     return config.cycle_steps if config.cycle_steps > 0 else 5 * -(-num_classes // 16)
 
 
-def stage_of(cycle: int, cycles: int, stages: int) -> tuple[int, int, int]:
-    """(number, first cycle, cycle after the last) of the stage that `cycle` belongs to: equal parts, none of them empty."""
-    count = max(1, min(stages, cycles))
-    bounds = [cycles * number // count for number in range(count + 1)]
-    number = next(n for n in range(count) if cycle < bounds[n + 1])
-    return number, bounds[number], bounds[number + 1]
+def stage_of(cycle: int, cycles: int) -> tuple[int, int, int]:
+    """(number, first cycle, cycle after the last) of the stage that `cycle` belongs to; each has `cycles` of them."""
+    number = cycle // cycles
+    return number, number * cycles, (number + 1) * cycles

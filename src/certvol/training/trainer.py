@@ -75,7 +75,7 @@ class Trainer:
 
         kept, self.held_out = hold_out(source_labels, self.num_classes, config.data.holdout, self.seed)
         self.source_labels = source_labels
-        self.planner = Planner(self.settings, kept, source_labels, self.num_classes, len(views.target))
+        self.planner = Planner(self.settings, kept, source_labels, self.num_classes, len(views.target), method.batches)
         everything = numpy_generator(self.seed, "watched").permutation(len(views.target))
         self.watched = everything[: config.guard.images]
         mixed = numpy_generator(self.seed, "watched.source").permutation(self.held_out)
@@ -119,7 +119,7 @@ class Trainer:
             if self.method.closed_form:
                 self._fit_features()
             else:
-                self._adapt(self.settings.cycles)
+                self._adapt(self.settings.cycles * self.method.stages)
             self.position.phase = "done"
             self._save()
         return self._deliver()
@@ -224,7 +224,7 @@ class Trainer:
             if self.state.plan is None:
                 self.state.plan, filed = self._plan_cycle(cycle)
                 self.run.note_time({"cycle": cycle, "labelled": filed.walked, "seconds": time.monotonic() - started})
-            _, *bounds = stage_of(cycle, self.settings.cycles, self.method.stages)
+            _, *bounds = stage_of(cycle, self.settings.cycles)
             begin, end = (bound * self.cycle_steps for bound in bounds)
             planned = time.monotonic()
             self._train_cycle(
@@ -316,7 +316,7 @@ class Trainer:
         """Labels the target for it first: nothing is changed before the last moment at which the run may be stopped."""
         first, steps = cycle * self.cycle_steps, self.cycle_steps
         if self.method.labels_whole_target:
-            stage, begin, _ = stage_of(cycle, self.settings.cycles, self.method.stages)
+            stage, begin, _ = stage_of(cycle, self.settings.cycles)
             if self.state.labelled is None or self.method.stages == 1 or cycle == begin:
                 pools = self.planner.source_pools
                 survey = self.labeller.survey(cycle, stage, pools, self._stop_if_asked)
