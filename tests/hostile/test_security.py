@@ -17,7 +17,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import certvol
-from certvol.errors import CertvolError, RunFailed, UserError
+from certvol.errors import CertvolError, Interrupted, RunFailed, UserError
+from certvol.report.records import read_record
 from certvol.stopping import StopSignal
 from images import tiny, write_domain
 
@@ -156,7 +157,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("CERTVOL_CACHE", str(root / "cache"))
         folders = write_domain(root / "source", per_class=6), write_domain(root / "target", per_class=6, seed=1)
         certvol.adapt(*folders, out=root / "complete", **tiny())
-        with pytest.raises(CertvolError):
+        with pytest.raises(Interrupted):
             certvol.adapt(*folders, out=root / "stopped", stop_signal=StopAt(15), **tiny())
     assert "plan.images_SN" in load_file(next((root / "stopped" / "checkpoint").glob("state-*.safetensors")))
     return root
@@ -304,6 +305,51 @@ def test_a_state_with_other_tensors_is_refused_in_a_sentence(change: Callable[..
     (folder / "latest.json").write_text(json.dumps(listed))
     with pytest.raises(CertvolError):
         certvol.adapt(resume=runs / "stopped")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"journal": {"history.jsonl": -5}},
+        {"journal": {"history.jsonl": "all"}},
+        {"trial_journal": 5},
+        {"position": {"phase": "trial", "trial_scores": {"mixed": "best", "per_domain": None}}},
+    ],
+)
+def test_a_state_with_impossible_facts_is_refused_in_a_sentence(facts: dict[str, Any], runs: Path) -> None:
+    pointer = runs / "stopped" / "checkpoint" / "latest.json"
+    listed = json.loads(pointer.read_text())
+    for entry in listed:
+        entry["facts"].update(facts)
+    pointer.write_text(json.dumps(listed))
+    with pytest.raises(RunFailed, match="not one of this run"):
+        certvol.adapt(resume=runs / "stopped")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"resumed": 5}', "3"])
+def test_an_environment_that_is_none_does_not_keep_a_run_from_going_on(text: str, runs: Path) -> None:
+    place = runs / "stopped" / "environment.json"
+    place.write_text(text)
+    certvol.adapt(resume=runs / "stopped")
+    assert len(json.loads(place.read_text())["resumed"]) == 1
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "metrics.json"])
+def test_a_named_pipe_in_a_run_is_not_waited_for(name: str, runs: Path) -> None:
+    file = runs / "complete" / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    for use in (certvol.load, read_record, lambda run: certvol.adapt(resume=run)):
+        with pytest.raises(UserError, match="named pipe"):
+            use(runs / "complete")
+
+
+def test_a_model_is_not_read_through_a_link_out_of_its_run(runs: Path) -> None:
+    file = runs / "complete" / "model.safetensors"
+    file.rename(runs / "elsewhere.safetensors")
+    file.symlink_to(runs / "elsewhere.safetensors")
+    with pytest.raises(UserError, match="link that leads out"):
+        certvol.load(runs / "complete")
 
 
 @pytest.mark.parametrize(
