@@ -1,6 +1,7 @@
 """The command as a user meets it: what it prints, what it exits with, what it refuses."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -341,3 +342,32 @@ def test_a_run_folder_that_is_taken_is_refused_before_anything_is_decoded(
     error = capsys.readouterr().err
     assert "holds another run" in error
     assert "decoding" not in error
+
+
+@pytest.mark.parametrize("option", ["--source", "--target", "--out", "--weights", "--data.cache_dir"])
+def test_an_empty_path_is_not_the_current_folder(
+    option: str,
+    folders: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As of a shell's variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    given = {"--source": folders[0], "--target": folders[1], "--out": "run", option: ""}
+    message = refused(capsys, "adapt", *(word for pair in given.items() for word in pair), *SETTINGS)
+    assert "no folder for the run" in message if option == "--out" else "found ''" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_broken_pipe_does_not_cost_the_figures(
+    finished: str, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("certvol.console.print_table", broken)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        assert run(["evaluate", finished, "--data", folders[1], "--json", str(tmp_path / "f.json")]) == 2
+    assert "adapted" in json.loads((tmp_path / "f.json").read_text())

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from certvol.config import PRESETS, SECTIONS, read_settings_file, resolve
-from certvol.errors import UserError
+from certvol.errors import Interrupted, UserError
 from certvol.methods import config_classes
 
 METHODS = config_classes()
@@ -148,3 +148,14 @@ def test_an_empty_file_and_empty_sections_change_nothing(tmp_path: Path) -> None
 
 def test_config_yaml_has_every_section() -> None:
     assert set(yaml.safe_load(resolve(METHODS).to_yaml())) == {"method", *SECTIONS}
+
+
+def test_a_stop_while_settings_are_read_is_no_fault_of_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(text: str) -> None:
+        raise Interrupted("stopped", 143)
+
+    file = tmp_path / "settings.yaml"
+    file.write_text("training: {cycles: 2}")
+    monkeypatch.setattr("yaml.safe_load", stopped)
+    with pytest.raises(Interrupted):
+        read_settings_file(file)

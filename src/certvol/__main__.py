@@ -5,6 +5,9 @@ import sys
 
 
 def main() -> None:
+    from certvol.streams import open_closed_streams
+
+    open_closed_streams()
     from certvol.cli import run
 
     code = run(sys.argv[1:])

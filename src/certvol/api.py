@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from certvol import methods
-from certvol.config import Config, flatten, read_settings_file, resolve
+from certvol.config import Config, flatten, read_settings_file, resolve, shown
 from certvol.environment import describe_environment
 from certvol.errors import UserError
 from certvol.evaluation import evaluate
@@ -58,7 +58,7 @@ def adapt(
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
             raise UserError(f"no {name} folder was given: use --{name} FOLDER")
-    if out is None:
+    if out is None or not str(out):
         raise UserError("no folder for the run was given: use --out FOLDER")
     team, device = join_team(resolved.training.device)
     run = RunFolder(out, writes=team.main)
@@ -78,6 +78,8 @@ def _anchored(config: Config) -> Config:
     """Paths made absolute, so that a run can be gone on with from anywhere."""
 
     def absolute(path: str | None) -> str | None:
+        if path is not None and (not path or "\0" in path):
+            raise UserError(f"expected a path, found {shown(path)} (the current folder is `.`)")
         return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
 
     data = replace(

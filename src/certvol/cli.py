@@ -1,6 +1,7 @@
 """The command line. Torch is imported by the commands that need it, never for `--help`."""
 
 import argparse
+import contextlib
 import difflib
 import errno
 import glob
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from certvol.errors import CertvolError, Interrupted, UserError
 from certvol.stopping import StopSignal
+from certvol.streams import silence
 
 SETTINGS_HELP = """any setting: --section.field value, such as --training.cycles 40 --method.num_samples 128;
 `certvol list settings` names them all, RUN/config.yaml holds those of a run"""
@@ -202,24 +204,35 @@ BENCHMARK_SHORTHANDS = tuple(entry for entry in SHORTHANDS if entry[0] in ("--ba
 def run(arguments: Sequence[str]) -> int:
     """Exit code of a command: 0, 1 a run failed, 2 a user's mistake, 130 and 143 stopped."""
     try:
-        return _run(arguments)
-    except CertvolError as error:
+        code = _run(arguments)
+        sys.stdout.flush()  # what cannot be written is noticed here, not after the exit code
+        return code
+    except (CertvolError, Interrupted) as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 1
     except OSError as error:
-        if error.filename is None or error.strerror is None:
+        if error.strerror is None or (error.filename is None and error.errno not in _OF_STREAMS):
             raise
         reason = "no space left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror.lower()
+        if error.filename is None:  # what fails in writing a file says which
+            silence(sys.stdout)
+            return _fail(f"cannot print on: {reason}. Files that the command had written by then are whole", 2)
         return _fail(f"{reason}: {error.filename}. A run that was under way goes on with `certvol adapt --resume`", 2)
+
+
+_OF_STREAMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _fail(message: str, code: int) -> int:
     where = f" (process {_rank()})" if _rank() > 0 else ""
-    print(f"certvol{where}: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the exit code still tells
+        print(f"certvol{where}: {message}", file=sys.stderr, flush=True)
+        return code
+    silence(sys.stderr)
     return code
 
 
@@ -427,8 +440,6 @@ def _demo_comparison(out: Path, methods: list[str]) -> None:
     try:
         place = write_comparison([out / method for method in methods], out / "report.html")
         print(f"all three on one page: {printable(str(place))}")
-    except Interrupted:
-        raise
     except Exception as error:  # the runs are complete whatever happens here
         ConsoleReporter().warn(f"the comparison could not be made ({printable(str(error))})")
 
@@ -463,6 +474,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         unknown=options.unknown,
         oscillation=options.oscillation,
     )
+    if options.json is not None:  # before anything is printed: a pipe may be closed by whoever reads it
+        _write_out(Path(options.json), json.dumps(found, indent=2) + "\n")
     print_table(
         f"accuracy on {options.data}, %, {found['adapted']['images']} images",
         ["", "all images", "mean of classes"],
@@ -474,8 +487,6 @@ def _evaluate(options: argparse.Namespace) -> int:
     for title, columns, rows, note in certainty_tables(found):
         print_table(title, columns, rows)
         print(note)
-    if options.json is not None:
-        _write_out(Path(options.json), json.dumps(found, indent=2) + "\n")
     return 0
 
 

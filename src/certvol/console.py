@@ -3,11 +3,13 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from certvol.streams import LastingStderr
 
 PLAIN_SECONDS = 5.0  # between two plain progress lines
 
@@ -16,7 +18,7 @@ class ConsoleReporter:
     """Writes to stderr, so that what a command prints can be piped."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast(TextIO, LastingStderr()), highlight=False, soft_wrap=True)
         self.fancy = self.console.is_terminal
         self.bar: Progress | None = None
         self.task: TaskID | None = None

@@ -19,8 +19,9 @@ class RunFailed(CertvolError):
     exit_code = 1
 
 
-class Interrupted(CertvolError):
-    """Stopped from outside (Ctrl-C, SIGTERM), with everything saved."""
+class Interrupted(BaseException):
+    """Stopped from outside (Ctrl-C, SIGTERM), with everything saved. It may come at any line, and so is no Exception: one that
+    mends what a file or library does wrong would take it for that."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -148,6 +148,7 @@ def load(run: str | Path, device: str = "auto", which: Literal["model", "pretrai
     folder = RunFolder(run)
     if not folder.holds_a_run:
         raise UserError(f"{folder.path} holds no run (no config.yaml)")
+    folder.check_links()
     weights = folder.model if which == "model" else folder.pretrained
     if not weights.exists():
         raise UserError(

@@ -19,6 +19,7 @@ import certvol
 from certvol.cli import run
 from certvol.errors import Interrupted
 from certvol.stopping import StopSignal
+from certvol.training.checkpoint import digest_of
 from chaos.driver import SETTINGS, Play, Process, Scene, Whole, chaos, undisturbed, words_of, write_images
 
 # One for each kind of state that a method can have; `make chaos` kills runs of all.
@@ -370,13 +371,11 @@ def test_a_state_whose_checksum_fits_is_still_never_unpickled(
     stopped: tuple[Path, Path], poison: tuple[bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever can put a file there can write its checksum too."""
-    import hashlib
-
     shutil.copytree(stopped[0], tmp_path / "run")
     pointer = tmp_path / "run" / "checkpoint" / "latest.json"
     entries = json.loads(pointer.read_text())
     (pointer.parent / entries[0]["file"]).write_bytes(poison[0])
-    entries[0]["blake2b"] = hashlib.blake2b(poison[0]).hexdigest()
+    entries[0]["blake2b"] = digest_of(pointer.parent / entries[0]["file"], entries[0]["facts"])
     pointer.write_text(json.dumps(entries))
     assert run(["adapt", "--resume", str(tmp_path / "run")]) == 0
     assert "cannot be used" in capsys.readouterr().err

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,14 @@ def test_a_half_written_folder_is_not_left(tmp_path: Path, monkeypatch: pytest.M
             write_digits(tmp_path, per_class=2)
     assert list(tmp_path.iterdir()) == []
     assert len(read(write_digits(tmp_path, per_class=2)[0])) == 20
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Image.Image, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as Pillow raises it: without the place
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_digits(tmp_path / "digits", seed=0, per_class=1)
+    assert str(caught.value.filename).startswith(str(tmp_path))
+    assert not list((tmp_path / "digits").iterdir())

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import hashlib
 import json
 import os
 import pickle
@@ -17,8 +16,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import certvol
-from certvol.errors import CertvolError, RunFailed, UserError
+from certvol.errors import CertvolError, Interrupted, RunFailed, UserError
+from certvol.report.records import read_record
 from certvol.stopping import StopSignal
+from certvol.training.checkpoint import digest_of
 from images import tiny, write_domain
 
 ROOT = Path(certvol.__file__).parent
@@ -156,7 +157,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("CERTVOL_CACHE", str(root / "cache"))
         folders = write_domain(root / "source", per_class=6), write_domain(root / "target", per_class=6, seed=1)
         certvol.adapt(*folders, out=root / "complete", **tiny())
-        with pytest.raises(CertvolError):
+        with pytest.raises(Interrupted):
             certvol.adapt(*folders, out=root / "stopped", stop_signal=StopAt(15), **tiny())
     assert "plan.images_SN" in load_file(next((root / "stopped" / "checkpoint").glob("state-*.safetensors")))
     return root
@@ -187,10 +188,9 @@ def test_a_pickle_in_place_of_a_model_or_state_never_runs(kind: str, runs: Path)
     folder = runs / "stopped" / "checkpoint"
     pointer = folder / "latest.json"
     listed = json.loads(pointer.read_text())
-    for entry in listed:  # with the right checksum: a stranger can write those too
+    for entry in listed:
         shutil.copy(evil, folder / entry["file"])
-        entry["blake2b"] = hashlib.blake2b(evil.read_bytes()).hexdigest()
-    pointer.write_text(json.dumps(listed))
+    write_sealed(pointer, listed)
     with contextlib.suppress(CertvolError):
         certvol.adapt(resume=runs / "stopped")  # from the beginning, as no state can be used
     assert not mark.exists()
@@ -209,6 +209,13 @@ def test_a_pickle_in_place_of_the_cache_never_runs(made: Path, tmp_path: Path, m
     assert not mark.exists()
 
 
+def write_sealed(pointer: Path, entries: list[dict[str, Any]]) -> None:
+    """With the right checksums: a stranger can write those too."""
+    for entry in entries:
+        entry["blake2b"] = digest_of(pointer.parent / entry["file"], entry["facts"])
+    pointer.write_text(json.dumps(entries))
+
+
 def _no_training(_: object) -> None:
     raise RunFailed("far enough: the images are read")
 
@@ -225,7 +232,7 @@ def _no_training(_: object) -> None:
 )
 def test_a_state_with_other_facts_is_refused_in_a_sentence(facts: dict[str, object], runs: Path) -> None:
     pointer = runs / "stopped" / "checkpoint" / "latest.json"
-    pointer.write_text(json.dumps([{**entry, "facts": facts} for entry in json.loads(pointer.read_text())]))
+    write_sealed(pointer, [{**entry, "facts": facts} for entry in json.loads(pointer.read_text())])
     with pytest.raises(CertvolError):
         certvol.adapt(resume=runs / "stopped")
 
@@ -241,7 +248,7 @@ def test_a_position_never_leads_outside_the_run(name: str, runs: Path) -> None:
     listed = json.loads(pointer.read_text())
     for entry in listed:
         entry["facts"]["position"][name] = "/../../../outside"
-    pointer.write_text(json.dumps(listed))
+    write_sealed(pointer, listed)
     with pytest.raises(CertvolError):
         certvol.adapt(resume=runs / "stopped")
     assert (outside / "history.jsonl").read_text() == "precious\n"
@@ -300,10 +307,54 @@ def test_a_state_with_other_tensors_is_refused_in_a_sentence(change: Callable[..
     for entry in listed:
         file = folder / entry["file"]
         save_file({k: v.clone() for k, v in change(load_file(file)).items()}, file)
-        entry["blake2b"] = hashlib.blake2b(file.read_bytes()).hexdigest()
-    (folder / "latest.json").write_text(json.dumps(listed))
+    write_sealed(folder / "latest.json", listed)
     with pytest.raises(CertvolError):
         certvol.adapt(resume=runs / "stopped")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"journal": {"history.jsonl": -5}},
+        {"journal": {"history.jsonl": "all"}},
+        {"trial_journal": 5},
+        {"position": {"phase": "trial", "trial_scores": {"mixed": "best", "per_domain": None}}},
+    ],
+)
+def test_a_state_with_impossible_facts_is_refused_in_a_sentence(facts: dict[str, Any], runs: Path) -> None:
+    pointer = runs / "stopped" / "checkpoint" / "latest.json"
+    listed = json.loads(pointer.read_text())
+    for entry in listed:
+        entry["facts"].update(facts)
+    write_sealed(pointer, listed)
+    with pytest.raises(RunFailed, match="not one of this run"):
+        certvol.adapt(resume=runs / "stopped")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"resumed": 5}', "3"])
+def test_an_environment_that_is_none_does_not_keep_a_run_from_going_on(text: str, runs: Path) -> None:
+    place = runs / "stopped" / "environment.json"
+    place.write_text(text)
+    certvol.adapt(resume=runs / "stopped")
+    assert len(json.loads(place.read_text())["resumed"]) == 1
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "metrics.json"])
+def test_a_named_pipe_in_a_run_is_not_waited_for(name: str, runs: Path) -> None:
+    file = runs / "complete" / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    for use in (certvol.load, read_record, lambda run: certvol.adapt(resume=run)):
+        with pytest.raises(UserError, match="named pipe"):
+            use(runs / "complete")
+
+
+def test_a_model_is_not_read_through_a_link_out_of_its_run(runs: Path) -> None:
+    file = runs / "complete" / "model.safetensors"
+    file.rename(runs / "elsewhere.safetensors")
+    file.symlink_to(runs / "elsewhere.safetensors")
+    with pytest.raises(UserError, match="link that leads out"):
+        certvol.load(runs / "complete")
 
 
 @pytest.mark.parametrize(

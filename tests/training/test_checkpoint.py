@@ -109,6 +109,15 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert path.read_bytes() == b"first"
 
 
+def test_facts_that_were_altered_are_noticed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(_state(1))
+    checkpoints.save(_state(2))
+    pointer = tmp_path / "latest.json"
+    pointer.write_text(pointer.read_text().replace('"value": 2', '"value": 7'))
+    assert _value(checkpoints) == (1.0, 1)
+
+
 def test_optimizer_state_takes_the_memory_layout_of_its_parameter() -> None:
     weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)

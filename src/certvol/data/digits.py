@@ -129,7 +129,7 @@ def write_folder(folder: Path, images: Sequence[tuple[int, npt.NDArray[np.generi
             (temporary / str(digit)).mkdir()
         for digit, image in images:
             pixels = np.rint(image.astype(np.float64) * (255 / 16)).astype(np.uint8)
-            Image.fromarray(pixels).save(temporary / str(digit) / f"{numbers[digit]:04d}.png")
+            _save(pixels, temporary / str(digit) / f"{numbers[digit]:04d}.png")
             numbers[digit] += 1
         record = {"settings": settings, "names": _names_digest(temporary)}
         (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
@@ -139,6 +139,14 @@ def write_folder(folder: Path, images: Sequence[tuple[int, npt.NDArray[np.generi
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save(pixels: npt.NDArray[np.uint8], path: Path) -> None:
+    try:
+        Image.fromarray(pixels).save(path)
+    except OSError as error:
+        error.filename = str(path)  # a failed write does not say where
+        raise
 
 
 def is_whole(folder: Path, settings: dict[str, int]) -> bool:

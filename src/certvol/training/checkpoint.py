@@ -99,9 +99,11 @@ def read_about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path, facts: Any) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+        digest = hashlib.file_digest(file, "blake2b")
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 class Checkpoints:
@@ -148,7 +150,7 @@ class Checkpoints:
         number = 1 + max((int(entry["number"]) for entry in entries), default=0)
         path = self.folder / f"state-{number:06d}.safetensors"
         write_tensors(path, state.tensors)
-        entry = {"number": number, "file": path.name, "blake2b": _digest(path), "facts": state.facts}
+        entry = {"number": number, "file": path.name, "blake2b": digest_of(path, state.facts), "facts": state.facts}
         before = before if self.keeps_previous else []
         write_atomically(self.folder / POINTER, json.dumps([entry, *before], indent=1).encode())
         self.sound = json.loads(json.dumps(entry))
@@ -167,7 +169,7 @@ class Checkpoints:
             name = Path(str(entry.get("file", ""))).name or "?"  # never a path that leads elsewhere
             path = self.folder / name
             try:
-                if _digest(path) != entry["blake2b"]:
+                if digest_of(path, entry["facts"]) != entry["blake2b"]:
                     raise ValueError("its checksum is wrong")
                 if not isinstance(entry["facts"], dict):
                     raise ValueError("its facts are missing")

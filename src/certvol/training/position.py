@@ -33,6 +33,7 @@ class Position:
             or self.trial not in (None, *modes)
             or not all(isinstance(count, int) and count >= 0 for count in counts)
             or not isinstance(self.trial_scores, dict)
+            or not all(isinstance(score, float | int | None) for score in self.trial_scores.values())
             or not isinstance(self.collapse, list)
         ):
             raise ValueError("its position is none that a run has")

@@ -152,10 +152,15 @@ class RunFolder:
             before = json.loads(self.environment.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = {}
-        self.write_json(self.environment, {**before, "resumed": [*before.get("resumed", []), environment]})
+        before = before if isinstance(before, dict) else {}
+        resumed = before.get("resumed")
+        self.write_json(
+            self.environment, {**before, "resumed": [*(resumed if isinstance(resumed, list) else []), environment]}
+        )
 
     def check_links(self) -> None:
-        """A run from somewhere else may hold links: what is written here must not land there."""
+        """A run from somewhere else may hold links: what is written here must not land there. Or a named pipe, which would be
+        waited for without end."""
         home = self.path.resolve()
         for folder, folders, files in os.walk(home):
             for name in (*folders, *files):
@@ -163,6 +168,10 @@ class RunFolder:
                 if entry.is_symlink() and not entry.resolve().is_relative_to(home):
                     raise UserError(
                         f"{entry} is a link that leads out of the run's folder; remove it, or put the file in its place"
+                    )
+                if entry.exists() and not (entry.is_file() or entry.is_dir()):
+                    raise UserError(
+                        f"{entry} is no file (a named pipe, a socket or a device); remove it from the run's folder"
                     )
 
     @contextmanager

@@ -461,7 +461,7 @@ class Trainer:
             raise RunFailed(f"a state of this run is missing or torn in {checkpoints.folder}; start the run anew")
         try:
             self._take(state)
-        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
             raise RunFailed(
                 f"the checkpoint in {checkpoints.folder} is not one of this run ({type(error).__name__}: {error}); "
                 "start the run anew"
@@ -471,7 +471,10 @@ class Trainer:
     def _take(self, state: State) -> None:
         self.weights.forget_kept()
         self.state.take(state)
-        if set(state.facts["fingerprints"]) != set(self.fingerprints) or not isinstance(state.facts["journal"], dict):
+        lengths = [length for name in ("journal", "trial_journal") for length in state.facts[name].values()]
+        if not all(isinstance(length, int) and length >= 0 for length in lengths):
+            raise ValueError("its lengths of the journals are none")
+        if set(state.facts["fingerprints"]) != set(self.fingerprints):
             raise ValueError("its facts are others")
 
     def _resume(self) -> None:

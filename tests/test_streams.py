@@ -1,0 +1,62 @@
+"""Streams that a caller closed, or that cannot be written: exit codes stay right, and nothing ends in a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from certvol.cli import run
+from certvol.console import ConsoleReporter
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+COMMAND = f"{sys.executable} -m certvol"
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+
+
+def test_a_closed_stdout_is_no_fault() -> None:
+    done = shell(f"{COMMAND} list presets >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_stderr_leaves_the_exit_code() -> None:
+    assert shell(f"{COMMAND} list nothing 2>&-").returncode == 2
+
+
+@needs_full
+def test_a_full_stdout_is_said_in_one_sentence() -> None:
+    done = shell(f"{COMMAND} list presets >/dev/full")
+    assert done.returncode == 2
+    assert done.stderr.startswith("certvol: cannot print on: no space left")
+    assert done.stderr.count("\n") == 1
+
+
+@needs_full
+def test_a_full_stderr_leaves_the_exit_code() -> None:
+    assert shell(f"{COMMAND} list nothing 2>/dev/full").returncode == 2
+
+
+def test_progress_that_nobody_can_read_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1) as broken:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", broken)
+        reporter = ConsoleReporter()
+        for _ in range(3):
+            reporter.warn("nobody sees this")
+        reporter.start("work", 2)
+        reporter.advance(2)
+        reporter.finish()
+
+
+def test_an_unknown_file_system_error_is_not_taken_for_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(options: object) -> int:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("certvol.cli._list", broken)
+    with pytest.raises(ConnectionRefusedError):
+        run(["list", "presets"])
