@@ -14,13 +14,15 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -276,11 +278,11 @@ def half_a_checkpoint(play: Play, number: int) -> Callable[[], bool]:
     return lambda: there_is() and write()
 
 
-def delicate_moments(play: Play, phase: str, has_trials: bool, rng: random.Random) -> list[Moment]:
+def delicate_moments(play: Play, whole: "Whole", phase: str, rng: random.Random) -> list[Moment]:
     """Those of a phase that are still to come."""
     run, checkpoint, cycles = play.run, play.run / "checkpoint", play.run / "cycles"
-    first = TRIAL_CYCLES if has_trials else 0
-    some, last = (cycles / f"{cycle:04d}.safetensors" for cycle in (rng.randrange(first + 1, CYCLES), CYCLES))
+    ends = sorted(name for name in whole.results if re.fullmatch(r"cycles/\d+\.safetensors", name))
+    own = ends[1 + TRIAL_CYCLES :] if "trial" in whole.phases else ends[1:]
     by_phase = {
         "start-up": [
             Moment("the run's folder is made", there(run / "lock")),
@@ -302,8 +304,8 @@ def delicate_moments(play: Play, phase: str, has_trials: bool, rng: random.Rando
         ],
         "adapt": [
             Moment("adaptation begins", there(cycles / "scores.jsonl")),
-            Moment("a cycle ends", there(some)),
-            Moment("the last cycle ends", there(last)),
+            *(Moment("a cycle ends", there(run / name)) for name in rng.sample(own[:-1], min(1, len(own[:-1])))),
+            *(Moment("the last cycle ends", there(run / name)) for name in own[-1:]),
         ],
         "prediction": [
             Moment("the predictions", there(run / "predictions.csv.part", run / "predictions.csv")),
@@ -333,26 +335,38 @@ def phase_of(play: Play, process: Process) -> str:
 
 @dataclass(frozen=True)
 class Kill:
-    method: str
-    chain: int
     moment: str
     phase: str
     in_a_write: bool
     """A file was half written."""
 
 
+@dataclass(frozen=True)
+class Chain:
+    name: str
+    method: str
+    kills: list[Kill]
+    problem: str
+    """What was not as expected; empty where it ended as the undisturbed run."""
+
+
 @dataclass
 class Outcome:
-    kills: list[Kill] = field(default_factory=list)
-    chains: int = 0
-    problems: dict[int, str] = field(default_factory=dict)
-    """Of each chain that did not end as the undisturbed run."""
+    chains: list[Chain]
     seconds: float = 0.0
+
+    @property
+    def kills(self) -> list[Kill]:
+        return [kill for chain in self.chains for kill in chain.kills]
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return {chain.name: chain.problem for chain in self.chains if chain.problem}
 
     @property
     def identical(self) -> int:
         """Kills after which the run ended with the same bytes."""
-        return sum(kill.chain not in self.problems for kill in self.kills)
+        return sum(len(chain.kills) for chain in self.chains if not chain.problem)
 
 
 @dataclass(frozen=True)
@@ -403,19 +417,20 @@ def aims(whole: Whole, kills: int, rng: random.Random) -> list[str]:
 
 def next_moment(play: Play, whole: Whole, aim: str, rng: random.Random) -> Moment:
     """A moment of the phase aimed at; where that is past, one of those to come."""
+    done = int(str(play.latest().get("number", 0)))
+    ahead = [mark for mark in whole.marks if mark.number >= done]
     if aim in ("any", "start-up"):
-        due = time.monotonic() + rng.uniform(0, whole.seconds if aim == "any" else whole.until_training)
+        life = whole.until_training + (sum(mark.seconds for mark in ahead) if aim == "any" else 0)
+        due = time.monotonic() + rng.uniform(0, life)
         at_random = Moment("at random", lambda: time.monotonic() >= due, within=0.0, delicate=False)
         if aim == "any":
             return at_random
-        return rng.choice([*delicate_moments(play, aim, "trial" in whole.phases, rng), at_random])
+        return rng.choice([*delicate_moments(play, whole, aim, rng), at_random])
     if aim == "cache":
-        return rng.choice(delicate_moments(play, aim, "trial" in whole.phases, rng))
-    done = int(str(play.latest().get("number", 0)))
-    ahead = [mark for mark in whole.marks if mark.number >= done]
+        return rng.choice(delicate_moments(play, whole, aim, rng))
     marks = [mark for mark in ahead if mark.phase == aim] or ahead[-1:]
     mark = rng.choice(marks)
-    moments = delicate_moments(play, mark.phase, "trial" in whole.phases, rng)
+    moments = delicate_moments(play, whole, mark.phase, rng)
     if mark is not whole.marks[-1]:
         moments.append(Moment("a checkpoint is half written", half_a_checkpoint(play, mark.number), training=True))
     if moments and rng.random() < DELICATE:
@@ -423,7 +438,7 @@ def next_moment(play: Play, whole: Whole, aim: str, rng: random.Random) -> Momen
     return Moment(f"amid {mark.phase}", reached(play, mark.number), training=True, within=mark.seconds, delicate=False)
 
 
-def kill_once(play: Play, whole: Whole, aim: str, rng: random.Random, chain: int) -> Kill | None:
+def kill_once(play: Play, whole: Whole, aim: str, rng: random.Random) -> Kill | None:
     """None where the process came to its end before the moment did."""
     moment = next_moment(play, whole, aim, rng)
     after = rng.uniform(0, moment.within)
@@ -440,30 +455,29 @@ def kill_once(play: Play, whole: Whole, aim: str, rng: random.Random, chain: int
     if process.code != -9:
         raise NotAsExpected(f"exit {process.code} of {' '.join(process.words)}\n{process.errors}")
     in_a_write = half_written(process, play.run, play.cache)
-    return Kill(play.scene.method, chain, moment.name, phase_of(play, process), in_a_write)
+    return Kill(moment.name, phase_of(play, process), in_a_write)
 
 
-def one_chain(scene: Scene, whole: Whole, rng: random.Random, number: int, most: int) -> tuple[list[Kill], str]:
-    """(kills, what was not as expected, or nothing) of one run."""
-    play = scene.play(f"chain-{number}")
+def one_chain(scene: Scene, whole: Whole, rng: random.Random, name: str, most: int) -> Chain:
+    play = scene.play(name.replace(" ", "-"))
     kills: list[Kill] = []
     try:
         for aim in aims(whole, most, rng):
-            kill = kill_once(play, whole, aim, rng, number)
+            kill = kill_once(play, whole, aim, rng)
             if kill is None:
                 break
             kills.append(kill)
         play.finish()
     except NotAsExpected as problem:
-        return kills, f"{problem} (kept in {play.run})"
+        return Chain(name, scene.method, kills, f"{problem} (kept in {play.run})")
     found = play.results()
-    other = [name for name in sorted({*found, *whole.results}) if found.get(name) != whole.results.get(name)]
+    other = [file for file in sorted({*found, *whole.results}) if found.get(file) != whole.results.get(file)]
     left = [str(path.relative_to(play.run)) for path in play.run.rglob("*.part")]
     if other or left:
         what = [f"other bytes in {', '.join(other)}"] * bool(other) + [f"left behind: {', '.join(left)}"] * bool(left)
-        return kills, f"{'; '.join(what)} (kept in {play.run})"
+        return Chain(name, scene.method, kills, f"{'; '.join(what)} (kept in {play.run})")
     play.clear()
-    return kills, ""
+    return Chain(name, scene.method, kills, "")
 
 
 def write_images(root: Path) -> None:
@@ -481,37 +495,37 @@ def chaos(
     seed: int,
     say: Callable[[str], object] = lambda text: None,
     per_chain: tuple[int, int] = (2, 4),
+    jobs: int = 1,
 ) -> Outcome:
-    """`kills` kills, the methods in turn, about as many of each; `per_chain` of them to a chain."""
-    rng, outcome, started = random.Random(seed), Outcome(), time.monotonic()
+    """`kills` kills, as many of each method but for the remainder; `per_chain` of them to a chain; `jobs` methods at a time."""
     write_images(root)
-    scenes = {method: Scene(root, method) for method in methods}
-    wholes: dict[str, Whole] = {}
-    share = -(-kills // len(methods))
-    for method in _in_turn(methods):
-        left = share - sum(kill.method == method for kill in outcome.kills)
-        if len(outcome.kills) >= kills:
-            break
-        if left <= 0:
-            continue
-        if method not in wholes:
-            wholes[method] = undisturbed(scenes[method])
-            say(f"{method}: {wholes[method].seconds:.1f} s undisturbed")
-        most = min(rng.randint(*per_chain), left, kills - len(outcome.kills))
-        done, problem = one_chain(scenes[method], wholes[method], rng, outcome.chains, most)
-        outcome.kills += done
-        if problem:
-            outcome.problems[outcome.chains] = problem
-        moments = ", ".join(f"{kill.phase} ({kill.moment})" for kill in done)
-        say(f"{len(outcome.kills)}/{kills} {method}: {problem or 'identical'} after {moments or 'no kill'}")
-        outcome.chains += 1
+    started = time.monotonic()
+    share, more = divmod(kills, len(methods))
+    with ThreadPoolExecutor(jobs) as pool:
+        each = pool.map(
+            lambda place: _of_method(
+                Scene(root, methods[place]), share + (place < more), f"{seed} {methods[place]}", say, per_chain
+            ),
+            range(len(methods)),
+        )
+        outcome = Outcome([chain for chains in each for chain in chains])
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def _in_turn(methods: Sequence[str]) -> Iterator[str]:
-    while True:
-        yield from methods
+def _of_method(
+    scene: Scene, kills: int, seed: str, say: Callable[[str], object], per_chain: tuple[int, int]
+) -> list[Chain]:
+    rng, chains, done = random.Random(seed), list[Chain](), 0
+    whole = undisturbed(scene) if kills else None
+    while whole is not None and done < kills:
+        name = f"{scene.method} {len(chains) + 1}"
+        chain = one_chain(scene, whole, rng, name, min(rng.randint(*per_chain), kills - done))
+        chains.append(chain)
+        done += len(chain.kills)
+        moments = ", ".join(f"{kill.phase} ({kill.moment})" for kill in chain.kills)
+        say(f"{name}: {chain.problem or 'identical'} after {moments or 'no kill'}; {done} of {kills} kills")
+    return chains
 
 
 # --- telling ---------------------------------------------------------------------------------------------------------------
@@ -534,12 +548,12 @@ def commit() -> str:
 def summary(outcome: Outcome, seed: int) -> str:
     import torch
 
-    methods = sorted({kill.method for kill in outcome.kills})
-    counts = Counter((kill.method, kill.phase) for kill in outcome.kills)
-    most = max(Counter(kill.chain for kill in outcome.kills).values(), default=0)
+    methods = sorted({chain.method for chain in outcome.chains})
+    counts = Counter((chain.method, kill.phase) for chain in outcome.chains for kill in chain.kills)
+    most = max((len(chain.kills) for chain in outcome.chains), default=0)
     rows = [
         f"**{outcome.identical} of {len(outcome.kills)} kills: the run ended with the bytes of an undisturbed one.** "
-        f"{len(methods)} methods, {outcome.chains} runs of up to {most} kills each; at "
+        f"{len(methods)} methods, {len(outcome.chains)} runs of up to {most} kills each; at "
         f"{sum(kill.in_a_write for kill in outcome.kills)} kills a file or the cache was half written.",
         "",
         f"Commit `{commit()}`, {time.strftime('%Y-%m-%d')}, seed {seed}, {outcome.seconds / 60:.0f} minutes, CPU, one thread, "
@@ -555,7 +569,7 @@ def summary(outcome: Outcome, seed: int) -> str:
     rows.append("| all | " + " | ".join(map(str, [*each, sum(each)])) + " |")
     moments = Counter(kill.moment for kill in outcome.kills).most_common()
     rows += ["", "Aimed at: " + ", ".join(f"{name} {count}" for name, count in moments) + "."]
-    rows += [f"- run {chain} differs: {problem.splitlines()[0]}" for chain, problem in outcome.problems.items()]
+    rows += [f"- {name} differs: {problem.splitlines()[0]}" for name, problem in outcome.problems.items()]
     return "\n".join(rows)
 
 
@@ -574,11 +588,19 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join(discover()), help="comma-separated; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="methods at a time")
     parser.add_argument("--out", type=Path, help="a page whose part between the markers becomes the summary")
     parser.add_argument("--json", type=Path, help="every kill, as JSON")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="certvol-chaos-"))
-    outcome = chaos(root, options.methods.split(","), options.kills, options.seed, lambda text: print(text, flush=True))
+    outcome = chaos(
+        root,
+        options.methods.split(","),
+        options.kills,
+        options.seed,
+        lambda text: print(text, flush=True),
+        jobs=options.jobs,
+    )
     text = summary(outcome, options.seed)
     print(f"\n{text}")
     if options.out is not None:
