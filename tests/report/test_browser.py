@@ -35,7 +35,7 @@ def _download(browser: Browser, folder: Path) -> list[dict[str, str]]:
     while not file.exists():
         assert time.monotonic() < until, "nothing was downloaded"
         time.sleep(0.05)
-    text = file.read_bytes().decode("utf-8", "surrogateescape")
+    text = file.read_bytes().decode("utf-8")
     file.unlink()
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
@@ -184,6 +184,20 @@ def test_hostile_names_are_text_on_the_screen_and_in_the_table(
     assert {row["label"].removeprefix("'") for row in rows} == {NASTY[label] for label in used}
     assert browser.run("document.documentElement.scrollWidth") <= 1280
     browser.screenshot(screenshots / "hostile.png", whole=True)
+    _quiet(browser)
+
+
+@pytest.mark.parametrize("cell", [r"$'caf\xe9 it\'s \\a.png'", r"$'$\'a\'.png'", "😀.png"])
+def test_names_that_are_no_unicode_are_in_the_download_as_they_were_in_the_table(
+    cell: str, browser: Browser, tmp_path: Path
+) -> None:
+    made = make_run(tmp_path, count=12, features=False)
+    for table in ("predictions.csv", "measures.csv"):
+        file, name = made.path / table, made.names[3]
+        assert name in file.read_text()
+        file.write_text(file.read_text().replace(name, cell))
+    _open(browser, made)
+    assert cell in [row["path"] for row in _download(browser, tmp_path / "down")]
     _quiet(browser)
 
 
