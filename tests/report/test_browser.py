@@ -66,6 +66,24 @@ def test_the_page_asks_nothing_and_complains_of_nothing(browser: Browser, tmp_pa
         browser.screenshot(screenshots / f"{name}.png", whole=True)
 
 
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_the_labels_of_bars_are_whole_at_any_width(browser: Browser, tmp_path: Path, width: int) -> None:
+    place = page.write_report(make_run(tmp_path, features=False).path, Silent())
+    browser.open(place, width=width, height=844)
+    for id in ("correlations", "auroc"):
+        told = f"[...document.querySelectorAll('#figure-{id} svg text')]"
+        labels = browser.run(f"{told}.filter((t) => t.classList.contains('strong')).map((t) => t.textContent)")
+        rows = browser.run(
+            f"[...document.querySelectorAll('#figure-{id} table tbody tr')].map((r) => r.cells[0].textContent)"
+        )
+        assert labels == rows
+        assert len(labels) >= 2
+        edges = browser.run(f"{told}.map((t) => t.getBoundingClientRect()).map((box) => [box.left, box.right])")
+        assert all(0 <= left < right <= width for left, right in edges)
+        lines = f"{told}.filter((t) => t.classList.contains('strong')).map((t) => t.getBoundingClientRect().top)"
+        assert len(set(browser.run(lines))) == len(labels)
+
+
 @pytest.mark.parametrize("coverage", ["100", "90", "62.5", "33.5", "0.5"])
 def test_the_slider_gives_the_numbers_python_computes(browser: Browser, tmp_path: Path, coverage: str) -> None:
     made = make_run(tmp_path, count=83, features=False)
