@@ -12,6 +12,8 @@ from certvol import extraction
 from certvol.config import AugmentConfig, DataConfig
 from certvol.data.augment import cache_size, test_view
 from certvol.data.domains import open_source, open_target
+from certvol.data.feature_files import check_place, write_features
+from certvol.errors import UserError
 from certvol.extraction import extract_features
 from certvol.nn.backbones import create_backbone
 from images import write_domain
@@ -89,3 +91,48 @@ def test_an_extraction_leaves_the_module_as_it_was(tmp_path: Path, data: DataCon
     extract_features(module, INFO, images, 2, AugmentConfig(), data, CPU)
     assert module.training
     assert extraction.weights_digest(module) == before
+
+
+def _nothing_may_be_read(*args: object) -> None:
+    raise AssertionError("the images were opened before the arguments were checked")
+
+
+@pytest.mark.parametrize("size", [0, -3, 7])
+def test_an_image_size_of_no_use_is_refused_at_once(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "seeded_backbone", _nothing_may_be_read)
+    folder = write_domain(tmp_path / "a")
+    with pytest.raises(UserError, match=f"image size should be 8 pixels or more, found {size}"):
+        extraction.extract(folder, tmp_path / "f.npz", "small_cnn", image_size=size)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction, "seeded_backbone", _nothing_may_be_read)
+    folder = write_domain(tmp_path / "a")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "away").symlink_to(tmp_path / "nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    places = {
+        "file/f.npz": "not a directory",
+        "file/deeper/f.npz": "not a directory",
+        "folder.npz": "it is a folder",
+        "away/f.npz": "no such file",
+        "/proc/none/f.npz": "no such file",
+        "x" * 251 + ".npz": "file name too long",
+        "f.csv": "written as a .npz file",
+    }
+    for place, reason in places.items():
+        with pytest.raises(UserError, match=reason):
+            extraction.extract(folder, tmp_path / place, "small_cnn")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_new_folder_for_the_features_is_made_when_they_are_written(tmp_path: Path, data: DataConfig) -> None:
+    place = tmp_path / "new" / "deeper" / "f.npz"
+    check_place(place)
+    assert not (tmp_path / "new").exists()
+    write_features(place, np.ones((2, 3), np.float32), ["a", "b"], None, "")
+    check_place(place)
+    assert place.exists()

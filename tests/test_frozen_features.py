@@ -298,8 +298,15 @@ def test_a_fitted_method_is_evaluated_and_exported_as_fitted(
     code = cli.run(["export", str(run.path), "--format", "torch", "--out", str(tmp_path / "m.pt2")])
     assert code == (0 if fixed else 2)
     assert ("cannot be exported" in capsys.readouterr().err) == (not fixed)
-    assert cli.run(["evaluate", str(run.path), "--data", str(files[1]), "--oscillation", "--device", "cpu"]) == 2
-    assert "linear layers" in capsys.readouterr().err
+    out = tmp_path / "found.json"
+    words = ["evaluate", str(run.path), "--data", str(files[1]), "--oscillation", "--device", "cpu", "--json", str(out)]
+    assert cli.run(words) == 0
+    said, written = capsys.readouterr(), json.loads(out.read_text())
+    assert "the oscillation is left out" in said.err
+    assert "AUROC" in said.out
+    assert set(written) == {*found, "left_out"}
+    assert written["auroc"] == found["auroc"]
+    assert "linear layers" in written["left_out"]["oscillation"]
 
 
 def test_a_frozen_backbone_is_not_compiled(

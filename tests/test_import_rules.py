@@ -111,13 +111,16 @@ def test_target_labels_are_read_in_one_place() -> None:
     """`folder_labels` turns target folders into labels: `evaluation` calls it, and `check`, neither of which trains."""
     users = {name for name, path in MODULES.items() if "folder_labels" in path.read_text()}
     assert users == {"evaluation", "data.folders", "data.check"}
-    assert _users_of("data.check") == {"cli"}
+    assert _users_of("data.check") == {"cli", "data.check_features"}
+    assert _users_of("data.check_features") == {"cli"}
 
 
 def test_labels_of_a_target_file_are_read_in_one_place() -> None:
-    """`read_labels` opens the array: the source's reader calls it, and `known_labels`, which `evaluation` calls."""
+    """`read_labels` opens the array: the source's reader calls it, and `known_labels`, which `evaluation` calls, and the check of
+    such files, neither of which trains."""
     assert {name for name, path in MODULES.items() if "known_labels" in path.read_text()} == {
         "evaluation",
+        "data.check_features",
         "data.feature_files",
     }
     assert {name for name, path in MODULES.items() if "read_labels" in path.read_text()} == {"data.feature_files"}

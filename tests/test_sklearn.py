@@ -178,6 +178,81 @@ def test_settings_of_no_use_are_refused(setting: str) -> None:
         quick(CVPClassifier, **{setting: 0}).fit(X, Y)
 
 
+NAN = float("nan")
+WRONG: dict[str, list[Any]] = {
+    "num_samples": [-1, 2.5, True, None, "64"],
+    "samples_weight": [-0.1, NAN, float("inf"), None],
+    "antagonistic": [1, "yes", None],
+    "standardize": ["both", True, 1],
+    "adapter": [0, None],
+    "dropout": [-0.1, 1, NAN, "0"],
+    "pretrain_steps": [0, -1, 1.5],
+    "cycles": [-1, 1.5, NAN, None],
+    "cycle_steps": [-1, 0.5],
+    "batch_size": [3, -4, 2**17, 32.0],
+    "learning_rate": [0, -0.1, NAN, float("inf"), "fast"],
+    "momentum": [-0.1, 1.0, NAN],
+    "weight_decay": [-1, NAN],
+    "device": ["gpu", 1.5, None, "meta", "cuda:99"],
+    "random_state": ["seed"],
+    "ridge": [0, -1, NAN, None],
+    "C": [0, NAN, "1"],
+    "n_components": [0, 1.5],
+    "iterations": [0, -1, 2.5],
+}
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_every_setting_out_of_range_or_of_another_type_is_refused_in_one_sentence(cls: type) -> None:
+    assert set(cls().get_params()) <= set(WRONG)
+    for name in cls().get_params():
+        for value in WRONG[name]:
+            with pytest.raises(ValueError, match=r"^`?\S+`? (should|cannot) be [^\n]+$") as refused:
+                cls(**{name: value}).fit(X, Y)
+            assert name in str(refused.value) or name == "random_state"
+
+
+def test_settings_that_are_numpy_numbers_are_taken() -> None:
+    given = {"num_samples": np.int64(8), "learning_rate": np.float32(0.05), "cycles": np.uint8(1), "adapter": np.True_}
+    assert quick(CVPClassifier, **given).fit(X, Y).predict(TARGET).shape == (len(TARGET),)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="`device` should be 'cpu', as this machine or this build of torch has no usable"
+    ):
+        quick(CVPClassifier, device="cuda").fit(X, Y)
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+@pytest.mark.parametrize("standardize", ["domain", None])
+def test_rows_far_away_get_probabilities_or_are_refused(cls: type, standardize: str | None) -> None:
+    model = quick(cls, standardize=standardize).fit(X, Y)
+    for size in (1e10, 1e30, 1e60, -1e90):
+        found = model.predict_proba(np.concatenate([TARGET[:2] * size, TARGET[:2]]))
+        assert np.isfinite(found).all()
+        assert np.allclose(found.sum(axis=1), 1)
+        assert np.allclose(found[2:], model.predict_proba(TARGET[:2]))
+    for size in (1e101, 1e300):
+        with pytest.raises(ValueError, match="scale the features down"):
+            model.predict(TARGET * size)
+        with pytest.raises(ValueError, match="scale the features down"):
+            quick(cls, standardize=standardize).fit(SOURCE, LABELS, X_target=TARGET * size)
+
+
+def test_sigma_of_rows_far_away_is_finite_or_refused() -> None:
+    model = quick(CVPClassifier).fit(X, Y)
+    assert np.isfinite(model.certainty(TARGET * 1e20)).all()
+    with pytest.raises(ValueError, match="sigma of a row overflows"):
+        model.certainty(np.concatenate([TARGET, -TARGET]) * 1e60)
+
+
+def test_rows_too_large_to_train_on_are_refused_as_that() -> None:
+    with pytest.raises(ValueError, match="scale the features down"):
+        quick(CVPClassifier, standardize=None).fit(X * 1e20, Y)
+
+
 def test_features_of_any_scale_train(recwarn: pytest.WarningsRecorder) -> None:
     for scale in (1e-6, 1e6):
         model = quick(CVPClassifier, standardize=None, learning_rate=None, pretrain_steps=60).fit(

@@ -43,7 +43,7 @@ from certvol.inference import Outputs, evaluating
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.heads import Classifier
 from certvol.seeding import numpy_generator, torch_seed
-from certvol.tables import csv_text, no_formula, write_text
+from certvol.tables import csv_text, name_cell, write_text
 from certvol.training.checkpoint import write_tensors
 from certvol.training.distributed import Team
 from certvol.uncertainty import LABEL_FREE, MEASURES
@@ -57,6 +57,7 @@ COMPARED_WITH_SIGMA = ("logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma")
 CURVE_POINTS = 200
 FEATURE_IMAGES = 2000
 OSCILLATION_PER_CLASS, OSCILLATION_POINTS = 5, 1000
+NO_OSCILLATION = "it is that of a classifier of one or two linear layers, and this method has another"
 # Multiplications that an oscillation may take at the end of a run, where nobody has asked for it: seconds.
 OSCILLATION_FREE = {"cpu": 1e11, "cuda": 1e14}
 
@@ -322,9 +323,7 @@ def oscillation(features_ND: Values, method: AdaptationMethod) -> dict[str, Any]
     """Of the decision boundary between these images, on the method's device."""
     layers = linear_layers(method)
     if layers is None:
-        raise UserError(
-            "the oscillation is that of a classifier of one or two linear layers, and this method has another"
-        )
+        raise UserError(f"there is no oscillation: {NO_OSCILLATION}")
     features = torch.from_numpy(features_ND).to(layers[0][0].device)
     total, floor = metrics.oscillation(features, layers, num_points=OSCILLATION_POINTS)
     return {"total": total, "floor": floor, "images": len(features_ND), "points": OSCILLATION_POINTS}
@@ -354,9 +353,9 @@ def write_measures(
     """Nine digits, so that a value read back is the float it was."""
 
     def cells(i: int) -> list[str]:
-        truth = "" if true_N is None else no_formula(classes[true_N[i]], "'")
+        truth = "" if true_N is None else name_cell(classes[true_N[i]], "'")
         figures = [f"{measured.values[name][i]:.9g}" if name in measured.values else "" for name in MEASURES]
-        return [no_formula(paths[i], "./"), no_formula(classes[measured.predicted_N[i]], "'"), truth, *figures]
+        return [name_cell(paths[i], "./"), name_cell(classes[measured.predicted_N[i]], "'"), truth, *figures]
 
     write_text(path, csv_text(["path", "prediction", "truth", *MEASURES], map(cells, rows_by_path(paths))))
 

@@ -41,8 +41,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(act=_demo)
 
     check = commands.add_parser("check", help="what is in the folders, and what is wrong with them")
-    check.add_argument("--source", required=True, metavar="FOLDER", help="labelled images, a sub-folder per class")
-    check.add_argument("--target", required=True, metavar="FOLDER", help="unlabelled images, in any layout")
+    check.add_argument(
+        "--source",
+        required=True,
+        metavar="FOLDER",
+        help="labelled images, a sub-folder per class; or a .npz of features",
+    )
+    check.add_argument(
+        "--target", required=True, metavar="FOLDER", help="unlabelled images, in any layout; or a .npz of features"
+    )
     check.set_defaults(act=_check)
 
     adapt = commands.add_parser(
@@ -448,12 +455,19 @@ def _check(options: argparse.Namespace) -> int:
     from certvol.config import DataConfig
     from certvol.console import ConsoleReporter, print_table
     from certvol.data.check import check
+    from certvol.data.check_features import check_features
+    from certvol.data.feature_files import is_feature_file
 
-    report = check(options.source, options.target, DataConfig(), ConsoleReporter())
+    of_features = is_feature_file(options.source) or is_feature_file(options.target)
+    what = "rows" if of_features else "images"
+    if of_features:
+        report = check_features(options.source, options.target)
+    else:
+        report = check(options.source, options.target, DataConfig(), ConsoleReporter())
     rows = [[name, str(count)] for name, count in report.source_counts.items()]
     rows.append([f"all {len(report.source_counts)} classes", str(sum(report.source_counts.values()))])
-    print_table("source", ["class", "images"], rows)
-    print_table("target", ["", "images"], [["all", str(report.target_count)]])
+    print_table("source", ["class", what], rows)
+    print_table("target", ["", what], [["all", str(report.target_count)]])
     if report.findings:
         print_table(
             "findings", ["", "what"], [[finding.level, finding.text] for finding in report.findings], text_columns=2

@@ -381,6 +381,7 @@ def _kind_in_words(kind: Any) -> str:
     return words.get(text, text)
 
 
+SMALLEST_IMAGE = 8  # pixels
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
@@ -436,5 +437,5 @@ def _check_ranges(config: Config) -> None:
     if flat["training.batch_size"] < 4:
         raise UserError(f"`training.batch_size` should be 4 or more, found {flat['training.batch_size']}")
     size = flat["data.image_size"]
-    if size is not None and size < 8:
-        raise UserError(f"`data.image_size` should be 8 pixels or more, found {size}")
+    if size is not None and size < SMALLEST_IMAGE:
+        raise UserError(f"`data.image_size` should be {SMALLEST_IMAGE} pixels or more, found {size}")

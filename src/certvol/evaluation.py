@@ -44,12 +44,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """Figures of the pretrained and the delivered model on a labelled folder or file of features, and of the delivered one's
     certainty, as `analysis` lists them. `unknown`: images of other classes, to be told from these. `oscillation`: of the
-    decision boundary."""
+    decision boundary; for a method with a head of its own it is among `left_out`, with the reason."""
     reporter = reporter or Silent()
     model = load(run, device)
     config, method = model.config, model.method
+    left_out: dict[str, str] = {}
     if oscillation and analysis.linear_layers(method) is None:
-        analysis.oscillation(np.empty((0, 0), np.float32), method)  # says so before any work
+        oscillation, left_out["oscillation"] = False, analysis.NO_OSCILLATION
+        reporter.warn(f"the oscillation is left out: {analysis.NO_OSCILLATION}")
     images = _open(data, model, reporter)
     true_N = target_labels(images, data, model.classes)
     if true_N is None:
@@ -71,6 +73,8 @@ def evaluate(
         "adapted": figures(measured.predicted_N, true_N, model.classes),
         **analysis.figures(measured, model.classes, true_N, wavering),
     }
+    if left_out:
+        found["left_out"] = left_out
     if strangers is not None:
         others = analysis.measure(method, _test_batches(strangers, model), TARGET, config.training)
         found["unknown"] = {"data": str(unknown), **analysis.open_set(measured, others)}

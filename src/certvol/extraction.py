@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from certvol.config import AugmentConfig, DataConfig, ModelConfig
+from certvol.config import SMALLEST_IMAGE, AugmentConfig, DataConfig, ModelConfig
 from certvol.data.augment import cache_size, draw_parameters, test_view, train_view
 from certvol.data.domains import SourceImages, TargetImages, open_target, sort_keys
 from certvol.data.feature_cache import open_features
-from certvol.data.feature_files import SUFFIX, write_features
+from certvol.data.feature_files import check_place, write_features
 from certvol.data.folders import class_level, class_of, printable, scan
 from certvol.environment import pick_device
 from certvol.errors import UserError
@@ -117,10 +117,11 @@ def extract(
     """Writes the features of a folder's images to the file `out`, with labels where every image lies in a class folder.
 
     `views`: beside the test view, as many augmented ones as make this number. Gives the number of images."""
-    if Path(out).suffix.lower() != SUFFIX:
-        raise UserError(f"features are written as a .npz file, found {printable(str(out))}")
+    check_place(Path(out))
     if features_dim(backbone) is not None or views < 1:
         raise UserError("expected a backbone for images and one view or more")
+    if image_size is not None and image_size < SMALLEST_IMAGE:
+        raise UserError(f"the image size should be {SMALLEST_IMAGE} pixels or more, found {image_size}")
     data, augment, place = DataConfig(), AugmentConfig(), pick_device(device)
     if not Path(folder).is_dir():
         scan(folder)

@@ -21,6 +21,7 @@ from certvol.data.feature_files import (
     is_feature_file,
     open_source_features,
     open_target_features,
+    other_is_no_file,
 )
 from certvol.data.folders import printable, scan
 from certvol.data.store import PixelStore
@@ -68,10 +69,8 @@ def _given_features(config: Config) -> bool:
     """Whether both domains are files of features; says what is wrong with a place that is neither that nor a folder."""
     places = [str(config.data.source), str(config.data.target)]
     files = [place for place in places if is_feature_file(place)]
-    if len(files) == 1:
-        raise UserError(
-            f"{printable(files[0])} holds features, but the other domain is no .npz file; give features for both, or images"
-        )
+    if (problem := other_is_no_file(places)) is not None:
+        raise UserError(problem)
     for folder in places:
         if not files and not Path(folder).is_dir():
             scan(folder)  # says what is wrong with it, before weights are fetched and images decoded

@@ -19,7 +19,7 @@ from certvol.config import nearest
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.metrics import threshold_at
-from certvol.tables import csv_text, no_formula, read_column, write_text
+from certvol.tables import csv_text, name_cell, read_column, write_text
 from certvol.training.run_folder import RunFolder
 from certvol.uncertainty import LABEL_FREE, MEASURES
 
@@ -109,7 +109,7 @@ def collect(
     for number, i in enumerate(rejected, start=1):
         name = _copy(Path(paths[i]), folder, f"{number:0{digits}d}", safe_name(paths[i]))
         label, value = classes[measured.predicted_N[i]], f"{measured.values[measure][i]:.9g}"
-        rows.append([name, no_formula(paths[i], "./"), no_formula(label, "'"), value])
+        rows.append([name, name_cell(paths[i], "./"), name_cell(label, "'"), value])
     write_text(folder / INDEX, csv_text(["file", "path", "label", measure], rows))
 
 

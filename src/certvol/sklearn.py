@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
 
 from certvol import alignment
 from certvol.alignment import Array
@@ -22,6 +23,7 @@ from certvol.methods import basic, cvp
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET
+from certvol.parameters import check_parameters
 from certvol.seeding import torch_seed
 from certvol.training.feature_views import FeatureStore, FeatureViews
 from certvol.training.tensor_loop import fit_views
@@ -37,6 +39,8 @@ EXPECTED_FAILED_CHECKS = {
 # held-out source rows of two sets (31 and 10 classes, 2,048 and 64 features).
 RATE, LARGEST_RATE = 4.0, 0.1
 PREDICT_ROWS = 4096
+LARGEST_VALUE = 1e100  # whose square, summed over any number of features, is a double
+LARGEST_TRAINED = 1e15  # the same for the float32 numbers of training
 
 
 class _TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -46,8 +50,7 @@ class _TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, X_target: Any = None) -> Self:
         """Rows of `X` with the label -1 are unlabelled target rows, as all of `X_target` are; the others are the source."""
-        if self.standardize not in ("joint", "domain", None):
-            raise ValueError(f"`standardize` is 'joint', 'domain' or None, found {self.standardize!r}")
+        check_parameters(self.get_params(deep=False))
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         unlabelled_N = np.isin(y.astype(str), [str(UNLABELLED), str(float(UNLABELLED))])
         check_classification_targets(y[~unlabelled_N] if (~unlabelled_N).any() else y)
@@ -60,6 +63,8 @@ class _TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if X_target is not None:
             given_TD = validate_data(self, X_target, dtype=np.float64, reset=False)
             target_TD = np.concatenate([target_TD, given_TD])
+        for rows_ND in (X, target_TD):
+            _check_size(rows_ND, LARGEST_VALUE, "a row given to `fit`")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         # In an order that comes from their content: the target's rows in any order give the same model.
         target_TD = target_TD[np.lexsort(target_TD.T[::-1])] if len(target_TD) else target_TD
@@ -80,7 +85,10 @@ class _TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _rows(self, X: Any) -> Array:
         check_is_fitted(self)
-        return np.asarray((validate_data(self, X, dtype=np.float64, reset=False) - self.mean_) / self.scale_)
+        with np.errstate(over="ignore"):
+            rows_ND = np.asarray((validate_data(self, X, dtype=np.float64, reset=False) - self.mean_) / self.scale_)
+        _check_size(rows_ND, LARGEST_VALUE, "a row, standardised,")
+        return rows_ND
 
     def _fit(self, source_SD: Array, labels_S: NDArray[np.int64], target_TD: Array, seed: int) -> None:
         raise NotImplementedError
@@ -124,7 +132,8 @@ class _NetworkClassifier(_TargetClassifier):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        _check_above_zero(self, "pretrain_steps cycle_steps batch_size".split())
+        for rows_ND in (source_SD, target_TD):
+            _check_size(rows_ND, LARGEST_TRAINED, "a row")
         device = torch.device(self.device)
         method = self._method(source_SD.shape[1], len(self.classes_), seed).to(device)
         stores = [
@@ -144,7 +153,11 @@ class _NetworkClassifier(_TargetClassifier):
         method = self._method(rows_ND.shape[1], len(self.classes_), 0)
         method.load_state_dict({name: torch.from_numpy(array) for name, array in self.weights_.items()})
         rows = torch.from_numpy(rows_ND)
-        return run_batches(method.double().eval(), iter(torch.split(rows, PREDICT_ROWS)), TARGET)
+
+        def probabilities(features_ND: Tensor, number: int) -> Tensor:
+            return method.logits(features_ND).softmax(dim=1)  # of doubles: those of far rows overflow in float32
+
+        return run_batches(method.double().eval(), iter(torch.split(rows, PREDICT_ROWS)), TARGET, head=probabilities)
 
     def _probabilities(self, rows_ND: Array) -> Array:
         return np.asarray(self._outputs(rows_ND).probabilities_NC, dtype=np.float64)
@@ -200,7 +213,6 @@ class CVPClassifier(_NetworkClassifier):
         self.random_state = random_state
 
     def _method_settings(self) -> tuple[type[AdaptationMethod], Any]:
-        _check_above_zero(self, ["num_samples"])
         settings = cvp.Method.Config(
             num_samples=self.num_samples, samples_weight=self.samples_weight, antagonistic=self.antagonistic
         )
@@ -208,8 +220,12 @@ class CVPClassifier(_NetworkClassifier):
 
     def certainty(self, X: Any) -> Array:
         """sigma of each row: the larger, the more certain."""
-        sigma_N = self._outputs(self._rows(X)).sigma_N
-        return np.asarray(sigma_N, dtype=np.float64)
+        sigma_N = np.asarray(self._outputs(self._rows(X)).sigma_N, dtype=np.float64)
+        if not np.isfinite(sigma_N).all():
+            raise ValueError(
+                "sigma of a row overflows: it lies too far from the rows of `fit`; scale the features down"
+            )
+        return sigma_N
 
 
 class BasicClassifier(_NetworkClassifier):
@@ -265,7 +281,6 @@ class CORALClassifier(_TargetClassifier):
         self.random_state = random_state
 
     def _fit(self, source_SD: Array, labels_S: NDArray[np.int64], target_TD: Array, seed: int) -> None:
-        _check_above_zero(self, ["ridge", "C"])
         aligned_SD = alignment.coral(source_SD, target_TD, self.ridge) if len(target_TD) else source_SD
         self.coef_, self.intercept_ = alignment.logistic_regression(aligned_SD, labels_S, len(self.classes_), self.C)
 
@@ -299,7 +314,6 @@ class JDAClassifier(_TargetClassifier):
         self.random_state = random_state
 
     def _fit(self, source_SD: Array, labels_S: NDArray[np.int64], target_TD: Array, seed: int) -> None:
-        _check_above_zero(self, ["n_components", "ridge", "iterations"])
         target_TD = target_TD if len(target_TD) else source_SD
         found = alignment.jda(
             source_SD, labels_S, target_TD, len(self.classes_), self.n_components, self.ridge, self.iterations
@@ -319,7 +333,9 @@ class JDAClassifier(_TargetClassifier):
         return np.asarray(logits.softmax(1).numpy())
 
 
-def _check_above_zero(estimator: Any, names: list[str]) -> None:
-    for name in names:
-        if not getattr(estimator, name) > 0:
-            raise ValueError(f"`{name}` should be above 0, found {getattr(estimator, name)}")
+def _check_size(rows_ND: Array, largest: float, what: str) -> None:
+    if rows_ND.size and not np.abs(rows_ND).max() <= largest:
+        found = float(np.abs(rows_ND).max())
+        raise ValueError(
+            f"{what} holds a value of {found:.1e}, and above {largest:.0e} numbers overflow; scale the features down"
+        )

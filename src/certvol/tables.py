@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,15 +15,47 @@ from certvol.metrics import accuracy, mean_class_accuracy, per_class_accuracy
 from certvol.training.checkpoint import write_atomically
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+_QUOTE = "$'"
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
-def no_formula(cell: str, mark: str) -> str:
-    """A cell that a spreadsheet would run starts with `mark` instead."""
+def quoted(name: str) -> str:
+    """A name whose bytes are no UTF-8 as bash quotes it, $'caf\\xe9.png': so a table is always UTF-8, and the name can be told
+    from it. Every other name is as it is, but for one that begins like such a quote itself."""
+    if not (_NO_TEXT.search(name) or name.startswith(_QUOTE)):
+        return name
+    return _QUOTE + re.sub(r"[\\']|[\ud800-\udfff]", lambda found: _escape(found[0]), name) + "'"
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as Python keeps it in a name
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\{character}" if code < 0x80 else f"\\u{code:04x}"
+
+
+def unquoted(cell: str) -> str:
+    """The name that `quoted` was given."""
+    if not (cell.startswith(_QUOTE) and cell.endswith("'")):
+        return cell
+    return re.sub(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|(.))", _unescape, cell[len(_QUOTE) : -1], flags=re.DOTALL)
+
+
+def _unescape(found: re.Match[str]) -> str:
+    byte, code, character = found.groups()
+    if byte is not None:
+        return chr(0xDC00 + int(byte, 16))
+    return chr(int(code, 16)) if code is not None else str(character)
+
+
+def name_cell(name: str, mark: str) -> str:
+    """A name from outside: text in any case, and with `mark` before it where a spreadsheet would run it."""
+    cell = quoted(name)
     return mark + cell if cell.startswith(FORMULA_SIGNS) else cell
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells that come from outside have passed `no_formula`."""
+    """Names that come from outside have passed `name_cell`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     # Python before 3.13 leaves a CR unquoted where lines end with LF alone, and readers take it for the end of a line.
@@ -63,7 +96,7 @@ def predictions_csv(
     def cells(i: int) -> list[str]:
         sigma = "" if sigma_N is None else f"{sigma_N[i]:.9g}"
         # With ./ before it a path still leads to the file.
-        row = [no_formula(paths[i], "./"), no_formula(classes[labels[i]], "'"), f"{confidence[i]:.9g}", sigma]
+        row = [name_cell(paths[i], "./"), name_cell(classes[labels[i]], "'"), f"{confidence[i]:.9g}", sigma]
         row += [f"{measure[1][i]:.9g}"] if measure is not None else []
         return row + ([str(bool(accepted[i])).lower()] if accepted is not None else [])
 
@@ -71,7 +104,7 @@ def predictions_csv(
 
 
 def write_text(path: Path, text: str) -> None:
-    """File names that are not valid Unicode keep their bytes."""
+    """Settings may hold paths that are not valid Unicode: they keep their bytes."""
     write_atomically(path, text.encode("utf-8", "surrogateescape"))
 
 

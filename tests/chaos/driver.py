@@ -3,8 +3,9 @@
     python tests/chaos/driver.py --kills 100 --seed 0 --out docs/reliability.md
 
 A chain is one run: started, killed a few times, and at last let finish. It passes where every compared file is, byte for byte,
-that of a run that nobody disturbed. A third of the kills come at a random moment of the process's life, a third amid a phase of
-training, and a third at short and delicate moments: while the cache is built, between two phases, inside the writing of a file.
+that of a run that nobody disturbed. Kills are aimed at phases, most at those with most state to lose (`SHARES`), and one of every
+chain at adaptation: amid the phase, or at its short and delicate moments, such as a checkpoint half written. Some come at any
+moment of the process's life.
 """
 
 import argparse
@@ -13,39 +14,56 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-CYCLES, TRIAL_CYCLES = 5, 2
+CYCLES, TRIAL_CYCLES = 6, 2
 SETTINGS = {
     "model.backbone": "small_cnn",
     "model.norm": "auto",  # a trial of both modes is part of the run
     "data.image_size": 8,
     "training.pretrain_steps": 54,
     "training.cycles": CYCLES,
-    "training.cycle_steps": 4,
+    "training.cycle_steps": 6,
     "training.batch_size": 24,
-    "training.log_every": 4,
+    "training.log_every": 3,  # and so a checkpoint amid every cycle, with its plan
     "training.learning_rate": 0.01,
     "training.device": "cpu",
     "training.checkpoint_seconds": 0,
     "guard.trial_cycles": TRIAL_CYCLES,
+    "guard.keep": "all",  # the best cycle so far by every selector
 }
-COMPARED = (
-    "model.safetensors pretrained.safetensors predictions.csv history.jsonl metrics.json cycles/scores.jsonl"
-).split()
+METHOD_SETTINGS: dict[str, dict[str, object]] = {
+    "deep_coral": {"training.grad_clip": 10},  # its loss grows with the fourth power of the features
+    "rsda_dann": {"method.rounds": 2},  # three stages of two cycles each
+    "rsda_mstn": {"method.rounds": 2},
+}
+# Every file of a run is compared but what it was given, and those that tell of time, place or the kills themselves.
+NOT_COMPARED = (
+    "config.yaml",
+    "environment.json",
+    "timing.jsonl",
+    "warnings.jsonl",
+    "report.html",
+    "lock",
+    "checkpoint",
+)
 PHASES = ("start-up", "cache", "pretrain", "trial", "adapt", "prediction")
+SHARES = {"any": 2, "start-up": 1, "cache": 1, "pretrain": 2, "trial": 4, "adapt": 3, "prediction": 2}
+DELICATE = 0.4  # of the kills that are aimed at a phase
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 PATIENCE = 180.0  # seconds until a process counts as stuck
-POLL = 0.0004
+POLL = 0.0005
 # A block of a few images, so that a build that is killed leaves finished blocks behind.
 SMALL_BLOCKS = (
     "from certvol.data import cache, reading\n"
@@ -72,6 +90,10 @@ class Scene:
     settings: dict[str, object] = field(default_factory=lambda: dict(SETTINGS))
 
     @property
+    def all_settings(self) -> dict[str, object]:
+        return {**self.settings, **METHOD_SETTINGS.get(self.method, {})}
+
+    @property
     def source(self) -> Path:
         return self.root / "source"
 
@@ -95,7 +117,7 @@ class Play:
     def begin_words(self) -> list[str]:
         scene = self.scene
         places = ["--source", str(scene.source), "--target", str(scene.target), "--out", str(self.run)]
-        return ["adapt", *places, "--method", scene.method, *words_of(scene.settings)]
+        return ["adapt", *places, "--method", scene.method, *words_of(scene.all_settings)]
 
     def next_words(self) -> list[str]:
         """What a user gives next: a run that has not begun is started, another resumed."""
@@ -114,8 +136,12 @@ class Play:
             raise NotAsExpected(f"exit {process.code} instead of 0 of {' '.join(process.words)}\n{process.errors}")
         return process
 
-    def results(self) -> dict[str, bytes | None]:
-        return {name: (self.run / name).read_bytes() if (self.run / name).exists() else None for name in COMPARED}
+    def results(self) -> dict[str, bytes]:
+        """By name, the bytes of every file that is compared."""
+        places = {path.relative_to(self.run): path for path in self.run.rglob("*") if path.is_file()}
+        return {
+            str(name): path.read_bytes() for name, path in sorted(places.items()) if name.parts[0] not in NOT_COMPARED
+        }
 
     def latest(self) -> dict[str, object]:
         """The newest checkpoint as `latest.json` tells of it; nothing where there is none."""
@@ -141,6 +167,7 @@ class Process:
         self.words = words
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (it lives as long as the process)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CERTVOL_CACHE": str(cache)}
+        self._trained = False
         self.started, self.started_at = time.monotonic(), time.time()
         self.popen = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._said, env=environment)
 
@@ -173,7 +200,8 @@ class Process:
     @property
     def trained(self) -> bool:
         """Past start-up and decoding."""
-        return " source images in " in self.errors
+        self._trained = self._trained or " source images in " in self.errors
+        return self._trained
 
 
 # --- moments ---------------------------------------------------------------------------------------------------------------
@@ -188,8 +216,19 @@ class Moment:
     fresh_cache: bool = False
     training: bool = False
     """Not before training has begun or gone on."""
-    within: float = 0.0
-    """At most so many seconds later."""
+    within: float = 0.05
+    """At most so many seconds later; a delicate one is mostly not made to wait."""
+    delicate: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A checkpoint of the undisturbed run. Those of a run that was killed have the same numbers."""
+
+    number: int
+    phase: str
+    seconds: float
+    """Until the next one, or the end."""
 
 
 def there(*paths: Path) -> Callable[[], bool]:
@@ -216,73 +255,65 @@ def building(cache: Path) -> Callable[[], bool]:
     return found
 
 
-def delicate_moments(play: Play, adapts: bool, rng: random.Random) -> list[Moment]:
-    """Those that are still to come, in the order in which they come."""
+def reached(play: Play, number: int) -> Callable[[], bool]:
+    """Whether that checkpoint is there."""
+    pointer, seen, newest = play.run / "checkpoint" / "latest.json", 0, 0
+
+    def came() -> bool:
+        nonlocal seen, newest
+        try:
+            changed = os.stat(pointer).st_mtime_ns  # noqa: PTH116 (asked thousands of times a second)
+        except OSError:
+            return False
+        if changed != seen:
+            seen, newest = changed, int(str(play.latest().get("number", 0)))
+        return newest >= number
+
+    return came
+
+
+def half_a_checkpoint(play: Play, number: int) -> Callable[[], bool]:
+    """Whether the one after it is half written."""
+    there_is, write = reached(play, number), parts_in(play.run / "checkpoint")
+    return lambda: there_is() and write()
+
+
+def delicate_moments(play: Play, whole: "Whole", phase: str, rng: random.Random) -> list[Moment]:
+    """Those of a phase that are still to come."""
     run, checkpoint, cycles = play.run, play.run / "checkpoint", play.run / "cycles"
-
-    def being_written() -> Callable[[], bool]:
-        """The n-th checkpoint from here is half written."""
-        left, before, write = rng.randrange(1, 12), 0.0, parts_in(checkpoint)
-
-        def came() -> bool:
-            nonlocal left, before
-            if left > 0:
-                try:
-                    now = (checkpoint / "latest.json").stat().st_mtime
-                except OSError:
-                    return False
-                left, before = left - (now != before), now
-                return False
-            return write()
-
-        return came
-
-    moments = [
-        Moment("the cache is being built", building(play.cache), fresh_cache=True),
-        Moment("the run's folder is made", there(run / "lock")),
-        Moment("the run's settings are written", there(run / "config.yaml.part", run / "config.yaml")),
-        Moment("the first checkpoint", there(checkpoint / "latest.json.part", checkpoint / "latest.json")),
-        Moment("the pretrained weights", there(run / "pretrained.safetensors.part", run / "pretrained.safetensors")),
-    ]
-    if adapts:
-        last = cycles / f"{CYCLES:04d}.safetensors"
-        some = cycles / f"{rng.randrange(TRIAL_CYCLES + 1, CYCLES):04d}.safetensors"
-        moments += [
+    ends = sorted(name for name in whole.results if re.fullmatch(r"cycles/\d+\.safetensors", name))
+    own = ends[1 + TRIAL_CYCLES :] if "trial" in whole.phases else ends[1:]
+    by_phase = {
+        "start-up": [
+            Moment("the run's folder is made", there(run / "lock")),
+            Moment("the run's settings are written", there(run / "config.yaml.part", run / "config.yaml")),
+        ],
+        "cache": [Moment("the cache is being built", building(play.cache), fresh_cache=True)],
+        "pretrain": [
+            Moment("the first checkpoint", there(checkpoint / "latest.json.part", checkpoint / "latest.json")),
+            Moment(
+                "the pretrained weights", there(run / "pretrained.safetensors.part", run / "pretrained.safetensors")
+            ),
+        ],
+        "trial": [
             Moment("trials begin", there(checkpoint / "start")),
             Moment("the first trial begins", there(cycles / "trial-mixed")),
             Moment("the first trial ends", there(checkpoint / "trial-mixed")),
             Moment("the second trial begins", there(cycles / "trial-per_domain")),
             Moment("the second trial ends", there(checkpoint / "trial-per_domain")),
-            Moment("a trial is chosen", there(cycles / "scores.jsonl")),
-            Moment("a cycle ends", there(some)),
-            Moment("the last cycle ends", there(last)),
-        ]
-    moments += [
-        Moment("the predictions", there(run / "predictions.csv.part", run / "predictions.csv")),
-        Moment("the figures", there(run / "metrics.json.part", run / "metrics.json")),
-        Moment("the delivered weights", there(run / "model.safetensors.part")),
-    ]
-    coming = [moment for moment in moments if moment.fresh_cache or not moment.came()]
-    if rng.random() < 0.7:
-        coming = coming[:5]  # so that a chain is killed all along its way
-    if play.position().get("phase") != "done":
-        coming.append(Moment("a checkpoint is half written", being_written()))
-    return coming
-
-
-def phases_to_come(play: Play, adapts: bool) -> list[Moment]:
-    """The one that the run stands in, and those after it."""
-    run = play.run
-    phases = [("pretrain", "amid pretraining", run / "checkpoint" / "latest.json", 0.6)]
-    if adapts:
-        phases += [
-            ("trial", "amid a trial", run / "cycles" / "trial-mixed", 0.5),
-            ("adapt", "amid adaptation", run / "cycles" / "scores.jsonl", 0.4),
-        ]
-    names = [phase for phase, *_ in phases]
-    stands = play.position().get("phase", "pretrain")
-    first = names.index(str(stands)) if stands in names else len(names)
-    return [Moment(name, there(path), training=True, within=most) for _, name, path, most in phases[first:]]
+        ],
+        "adapt": [
+            Moment("adaptation begins", there(cycles / "scores.jsonl")),
+            *(Moment("a cycle ends", there(run / name)) for name in rng.sample(own[:-1], min(1, len(own[:-1])))),
+            *(Moment("the last cycle ends", there(run / name)) for name in own[-1:]),
+        ],
+        "prediction": [
+            Moment("the predictions", there(run / "predictions.csv.part", run / "predictions.csv")),
+            Moment("the figures", there(run / "metrics.json.part", run / "metrics.json")),
+            Moment("the delivered weights", there(run / "model.safetensors.part")),
+        ],
+    }
+    return [moment for moment in by_phase[phase] if moment.fresh_cache or not moment.came()]
 
 
 def half_written(process: Process, *folders: Path) -> bool:
@@ -304,64 +335,115 @@ def phase_of(play: Play, process: Process) -> str:
 
 @dataclass(frozen=True)
 class Kill:
-    method: str
-    chain: int
     moment: str
     phase: str
     in_a_write: bool
     """A file was half written."""
 
 
+@dataclass(frozen=True)
+class Chain:
+    name: str
+    method: str
+    kills: list[Kill]
+    problem: str
+    """What was not as expected; empty where it ended as the undisturbed run."""
+
+
 @dataclass
 class Outcome:
-    kills: list[Kill] = field(default_factory=list)
-    chains: int = 0
-    problems: dict[int, str] = field(default_factory=dict)
-    """Of each chain that did not end as the undisturbed run."""
+    chains: list[Chain]
     seconds: float = 0.0
+
+    @property
+    def kills(self) -> list[Kill]:
+        return [kill for chain in self.chains for kill in chain.kills]
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return {chain.name: chain.problem for chain in self.chains if chain.problem}
 
     @property
     def identical(self) -> int:
         """Kills after which the run ended with the same bytes."""
-        return sum(kill.chain not in self.problems for kill in self.kills)
+        return sum(len(chain.kills) for chain in self.chains if not chain.problem)
 
 
 @dataclass(frozen=True)
 class Whole:
     """The undisturbed run of a method."""
 
-    results: dict[str, bytes | None]
+    results: dict[str, bytes]
     seconds: float
-    adapts: bool
+    until_training: float
+    marks: list[Mark]
+
+    @property
+    def phases(self) -> list[str]:
+        """Those that a kill can be aimed at, in their order."""
+        return [phase for phase in PHASES if phase in ("start-up", "cache", *(mark.phase for mark in self.marks))]
 
 
 def undisturbed(scene: Scene) -> Whole:
     play = scene.play("whole")
-    started = time.monotonic()
-    play.finish()
-    seconds = time.monotonic() - started
-    adapts = (play.run / "cycles" / "scores.jsonl").exists()
+    process = play.start()
+    process.until(lambda: process.trained)
+    until_training = time.monotonic() - process.started
+    seen: list[tuple[int, str, float]] = []
+    while process.until(reached(play, seen[-1][0] + 1 if seen else 1)):
+        seen.append((int(str(play.latest()["number"])), phase_of(play, process), time.monotonic()))
+    if process.code != 0:
+        raise NotAsExpected(f"exit {process.code} instead of 0 of {' '.join(process.words)}\n{process.errors}")
+    ended = time.monotonic()
+    times = [*(at for _, _, at in seen), ended]
+    marks = [Mark(number, phase, times[i + 1] - at) for i, (number, phase, at) in enumerate(seen)]
     results = play.results()
     play.clear()
-    return Whole(results, seconds, adapts)
+    return Whole(results, ended - process.started, until_training, marks)
 
 
-def next_moment(play: Play, whole: Whole, rng: random.Random) -> tuple[Moment, float]:
-    """(a moment, how long after it)."""
-    kind = rng.randrange(3)
-    if kind == 0 and (phases := phases_to_come(play, whole.adapts)):
-        moment = rng.choice(phases)
-        return moment, rng.uniform(0, moment.within)
-    if kind == 1:
-        moment = rng.choice(delicate_moments(play, whole.adapts, rng))
-        return moment, rng.choice([0.0, 0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.05)])
-    due = time.monotonic() + rng.uniform(0, whole.seconds)
-    return Moment("at random", lambda: time.monotonic() >= due), 0.0
+def aims(whole: Whole, kills: int, rng: random.Random) -> list[str]:
+    """What the kills of a chain are aimed at: phases in the order of a run's course, and between them what any process has."""
+    phases = whole.phases
+    drawn = rng.choices(["any", *phases], [SHARES[name] for name in ("any", *phases)], k=kills)
+    if "adapt" in phases and "adapt" not in drawn:
+        drawn[0] = "adapt"
+    anywhere = [name for name in drawn if name in ("any", "start-up", "cache")]
+    aimed = sorted((name for name in drawn if name not in anywhere), key=PHASES.index)
+    for name in anywhere:
+        aimed.insert(rng.randint(0, len(aimed)), name)
+    return aimed
 
 
-def kill_once(play: Play, whole: Whole, rng: random.Random, method: str, chain: int) -> Kill | None:
+def next_moment(play: Play, whole: Whole, aim: str, rng: random.Random) -> Moment:
+    """A moment of the phase aimed at; where that is past, one of those to come."""
+    done = int(str(play.latest().get("number", 0)))
+    ahead = [mark for mark in whole.marks if mark.number >= done]
+    if aim in ("any", "start-up"):
+        life = whole.until_training + (sum(mark.seconds for mark in ahead) if aim == "any" else 0)
+        due = time.monotonic() + rng.uniform(0, life)
+        at_random = Moment("at random", lambda: time.monotonic() >= due, within=0.0, delicate=False)
+        if aim == "any":
+            return at_random
+        return rng.choice([*delicate_moments(play, whole, aim, rng), at_random])
+    if aim == "cache":
+        return rng.choice(delicate_moments(play, whole, aim, rng))
+    marks = [mark for mark in ahead if mark.phase == aim] or ahead[-1:]
+    mark = rng.choice(marks)
+    moments = delicate_moments(play, whole, mark.phase, rng)
+    if mark is not whole.marks[-1]:
+        moments.append(Moment("a checkpoint is half written", half_a_checkpoint(play, mark.number), training=True))
+    if moments and rng.random() < DELICATE:
+        return rng.choice(moments)
+    return Moment(f"amid {mark.phase}", reached(play, mark.number), training=True, within=mark.seconds, delicate=False)
+
+
+def kill_once(play: Play, whole: Whole, aim: str, rng: random.Random) -> Kill | None:
     """None where the process came to its end before the moment did."""
-    moment, after = next_moment(play, whole, rng)
+    moment = next_moment(play, whole, aim, rng)
+    after = rng.uniform(0, moment.within)
+    if moment.delicate:
+        after = rng.choice([0.0, 0.0, after / 5, after])
     if moment.fresh_cache:
         shutil.rmtree(play.cache, ignore_errors=True)
     process = play.start(small_blocks=moment.fresh_cache)
@@ -372,31 +454,30 @@ def kill_once(play: Play, whole: Whole, rng: random.Random, method: str, chain: 
         return None
     if process.code != -9:
         raise NotAsExpected(f"exit {process.code} of {' '.join(process.words)}\n{process.errors}")
-    return Kill(
-        method, chain, moment.name, phase_of(play, process), in_a_write=half_written(process, play.run, play.cache)
-    )
+    in_a_write = half_written(process, play.run, play.cache)
+    return Kill(moment.name, phase_of(play, process), in_a_write)
 
 
-def one_chain(scene: Scene, whole: Whole, rng: random.Random, number: int, most: int) -> tuple[list[Kill], str]:
-    """(kills, what was not as expected, or nothing) of one run."""
-    play = scene.play(f"chain-{number}")
+def one_chain(scene: Scene, whole: Whole, rng: random.Random, name: str, most: int) -> Chain:
+    play = scene.play(name.replace(" ", "-"))
     kills: list[Kill] = []
     try:
-        for _ in range(most):
-            kill = kill_once(play, whole, rng, scene.method, number)
+        for aim in aims(whole, most, rng):
+            kill = kill_once(play, whole, aim, rng)
             if kill is None:
                 break
             kills.append(kill)
         play.finish()
     except NotAsExpected as problem:
-        return kills, f"{problem} (kept in {play.run})"
-    other = [name for name, content in play.results().items() if content != whole.results[name]]
+        return Chain(name, scene.method, kills, f"{problem} (kept in {play.run})")
+    found = play.results()
+    other = [file for file in sorted({*found, *whole.results}) if found.get(file) != whole.results.get(file)]
     left = [str(path.relative_to(play.run)) for path in play.run.rglob("*.part")]
     if other or left:
         what = [f"other bytes in {', '.join(other)}"] * bool(other) + [f"left behind: {', '.join(left)}"] * bool(left)
-        return kills, f"{'; '.join(what)} (kept in {play.run})"
+        return Chain(name, scene.method, kills, f"{'; '.join(what)} (kept in {play.run})")
     play.clear()
-    return kills, ""
+    return Chain(name, scene.method, kills, "")
 
 
 def write_images(root: Path) -> None:
@@ -413,34 +494,38 @@ def chaos(
     kills: int,
     seed: int,
     say: Callable[[str], object] = lambda text: None,
-    per_chain: tuple[int, int] = (1, 6),
+    per_chain: tuple[int, int] = (2, 4),
+    jobs: int = 1,
 ) -> Outcome:
-    """`kills` kills, the methods in turn, `per_chain` of them to a chain."""
-    rng, outcome, started = random.Random(seed), Outcome(), time.monotonic()
+    """`kills` kills, as many of each method but for the remainder; `per_chain` of them to a chain; `jobs` methods at a time."""
     write_images(root)
-    scenes = {method: Scene(root, method) for method in methods}
-    wholes: dict[str, Whole] = {}
-    for method in _in_turn(methods):
-        if len(outcome.kills) >= kills:
-            break
-        if method not in wholes:
-            wholes[method] = undisturbed(scenes[method])
-            say(f"{method}: {wholes[method].seconds:.1f} s undisturbed")
-        most = min(rng.randint(*per_chain), kills - len(outcome.kills))
-        done, problem = one_chain(scenes[method], wholes[method], rng, outcome.chains, most)
-        outcome.kills += done
-        if problem:
-            outcome.problems[outcome.chains] = problem
-        moments = ", ".join(f"{kill.phase} ({kill.moment})" for kill in done)
-        say(f"{len(outcome.kills)}/{kills} {method}: {problem or 'identical'} after {moments or 'no kill'}")
-        outcome.chains += 1
+    started = time.monotonic()
+    share, more = divmod(kills, len(methods))
+    with ThreadPoolExecutor(jobs) as pool:
+        each = pool.map(
+            lambda place: _of_method(
+                Scene(root, methods[place]), share + (place < more), f"{seed} {methods[place]}", say, per_chain
+            ),
+            range(len(methods)),
+        )
+        outcome = Outcome([chain for chains in each for chain in chains])
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def _in_turn(methods: Sequence[str]) -> Iterator[str]:
-    while True:
-        yield from methods
+def _of_method(
+    scene: Scene, kills: int, seed: str, say: Callable[[str], object], per_chain: tuple[int, int]
+) -> list[Chain]:
+    rng, chains, done = random.Random(seed), list[Chain](), 0
+    whole = undisturbed(scene) if kills else None
+    while whole is not None and done < kills:
+        name = f"{scene.method} {len(chains) + 1}"
+        chain = one_chain(scene, whole, rng, name, min(rng.randint(*per_chain), kills - done))
+        chains.append(chain)
+        done += len(chain.kills)
+        moments = ", ".join(f"{kill.phase} ({kill.moment})" for kill in chain.kills)
+        say(f"{name}: {chain.problem or 'identical'} after {moments or 'no kill'}; {done} of {kills} kills")
+    return chains
 
 
 # --- telling ---------------------------------------------------------------------------------------------------------------
@@ -463,27 +548,28 @@ def commit() -> str:
 def summary(outcome: Outcome, seed: int) -> str:
     import torch
 
-    methods = sorted({kill.method for kill in outcome.kills})
-    counts = Counter((kill.method, kill.phase) for kill in outcome.kills)
+    methods = sorted({chain.method for chain in outcome.chains})
+    counts = Counter((chain.method, kill.phase) for chain in outcome.chains for kill in chain.kills)
+    most = max((len(chain.kills) for chain in outcome.chains), default=0)
     rows = [
         f"**{outcome.identical} of {len(outcome.kills)} kills: the run ended with the bytes of an undisturbed one.** "
-        f"{outcome.chains} runs of up to six kills each; at {sum(kill.in_a_write for kill in outcome.kills)} kills a file or the "
-        "cache was half written.",
+        f"{len(methods)} methods, {len(outcome.chains)} runs of up to {most} kills each; at "
+        f"{sum(kill.in_a_write for kill in outcome.kills)} kills a file or the cache was half written.",
         "",
         f"Commit `{commit()}`, {time.strftime('%Y-%m-%d')}, seed {seed}, {outcome.seconds / 60:.0f} minutes, CPU, one thread, "
         f"torch {torch.__version__}, Python {platform.python_version()}.",
         "",
-        "| killed in | " + " | ".join(f"`{method}`" for method in methods) + " | all |",
-        "|---|" + "---|" * (len(methods) + 1),
+        "| method, killed in | " + " | ".join((*PHASES, "all")) + " |",
+        "|---|" + "---:|" * (len(PHASES) + 1),
     ]
-    for phase in PHASES:
-        each = [counts[method, phase] for method in methods]
-        rows.append(f"| {phase} | " + " | ".join(map(str, [*each, sum(each)])) + " |")
-    each = [sum(counts[method, phase] for phase in PHASES) for method in methods]
+    for method in methods:
+        each = [counts[method, phase] for phase in PHASES]
+        rows.append(f"| `{method}` | " + " | ".join(map(str, [*each, sum(each)])) + " |")
+    each = [sum(counts[method, phase] for method in methods) for phase in PHASES]
     rows.append("| all | " + " | ".join(map(str, [*each, sum(each)])) + " |")
     moments = Counter(kill.moment for kill in outcome.kills).most_common()
     rows += ["", "Aimed at: " + ", ".join(f"{name} {count}" for name, count in moments) + "."]
-    rows += [f"- run {chain} differs: {problem.splitlines()[0]}" for chain, problem in outcome.problems.items()]
+    rows += [f"- {name} differs: {problem.splitlines()[0]}" for name, problem in outcome.problems.items()]
     return "\n".join(rows)
 
 
@@ -502,11 +588,19 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join(discover()), help="comma-separated; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="methods at a time")
     parser.add_argument("--out", type=Path, help="a page whose part between the markers becomes the summary")
     parser.add_argument("--json", type=Path, help="every kill, as JSON")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="certvol-chaos-"))
-    outcome = chaos(root, options.methods.split(","), options.kills, options.seed, lambda text: print(text, flush=True))
+    outcome = chaos(
+        root,
+        options.methods.split(","),
+        options.kills,
+        options.seed,
+        lambda text: print(text, flush=True),
+        jobs=options.jobs,
+    )
     text = summary(outcome, options.seed)
     print(f"\n{text}")
     if options.out is not None:

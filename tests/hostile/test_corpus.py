@@ -20,6 +20,7 @@ from corpus import INJECTED, Corpus, Pictures, write_corpus
 from certvol.cli import run
 from certvol.data import folders
 from certvol.data.folders import labels_of, scan
+from certvol.tables import unquoted
 from images import TINY, write_domain
 
 SETTINGS = [word for key, value in TINY.items() for word in (f"--{key}", str(value))]
@@ -55,7 +56,7 @@ def one_sentence(said: Said) -> str:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, strict=True))
     assert all(None not in row and None not in row.values() for row in rows)
     return rows
@@ -63,7 +64,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def paths_of(path: Path, below: Path | None = None) -> list[bytes]:
     """The files a table is about, as bytes; `./` before a name that looks like a formula is no part of it."""
-    found = [os.fsencode(row["path"].removeprefix("./")) for row in rows_of(path)]
+    found = [os.fsencode(unquoted(row["path"]).removeprefix("./")) for row in rows_of(path)]
     return found if below is None else [name.removeprefix(os.fsencode(below) + b"/") for name in found]
 
 
@@ -260,7 +261,7 @@ def test_classes_with_any_name_are_learnt_and_predicted(odd_classes: Corpus, tmp
     assert "left out 1 of the classes" in said.err
     assert "\x1b" not in said.out + said.err
     expected = {b"apple", b"leaf", b"sky", *CLASSES}
-    labels = {os.fsencode(row["label"]) for row in rows_of(out / "predictions.csv")}
+    labels = {os.fsencode(unquoted(row["label"])) for row in rows_of(out / "predictions.csv")}
     assert labels <= expected | {b"'" + name for name in expected}
     words = ["evaluate", str(out), "--data", str(odd_classes.root), "--json", str(tmp_path / "f.json")]
     (odd_classes.root / "stray.png").rename(tmp_path / "stray.png")

@@ -33,7 +33,7 @@ from certvol.errors import UserError
 from certvol.inference import Outputs
 from certvol.methods import config_classes
 from certvol.nn.weights import read_weights
-from certvol.tables import FORMULA_SIGNS, predictions_csv, read_column, write_text
+from certvol.tables import FORMULA_SIGNS, predictions_csv, read_column, unquoted, write_text
 from certvol.training.checkpoint import POINTER, Checkpoints, State, digest_of
 
 TIMES = int(os.environ.get("CERTVOL_FUZZ", "0"))
@@ -451,7 +451,25 @@ file_names = st.one_of(
     st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=8).map(str.encode),
     st.lists(
         st.sampled_from(
-            [b"=", b"+", b"-", b"@", b"\t", b"\r", b"\n", b'"', b"'", b",", b";", b" ", b"a", b"\xff", b"./"]
+            [
+                b"=",
+                b"+",
+                b"-",
+                b"@",
+                b"\t",
+                b"\r",
+                b"\n",
+                b'"',
+                b"'",
+                b",",
+                b";",
+                b" ",
+                b"a",
+                b"\xff",
+                b"./",
+                b"$'",
+                b"\\",
+            ]
         ),
         min_size=1,
         max_size=6,
@@ -478,13 +496,15 @@ def test_any_names_come_back_from_predictions_csv(paths: list[str], classes: lis
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "predictions.csv"
         write_text(file, table_of(paths, classes))
-        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as opened:
+        with file.open(encoding="utf-8", newline="") as opened:
             rows = list(csv.reader(opened, strict=True))
         assert rows[0] == ["path", "label", "probability", "sigma"]
         assert [len(row) for row in rows] == [4] * (len(paths) + 1)
-        found = sorted(without_mark(row[0], "./") for row in rows[1:])
+        found = sorted(without_mark(unquoted(row[0]), "./") for row in rows[1:])
         assert found == sorted(without_mark(path, "./") for path in paths)
-        assert {without_mark(row[1], "'") for row in rows[1:]} <= {without_mark(name, "'") for name in classes}
+        assert {without_mark(unquoted(row[1]), "'") for row in rows[1:]} <= {
+            without_mark(name, "'") for name in classes
+        }
         assert read_column(file, "path") == [row[0] for row in rows[1:]]
 
 

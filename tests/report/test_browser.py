@@ -35,7 +35,7 @@ def _download(browser: Browser, folder: Path) -> list[dict[str, str]]:
     while not file.exists():
         assert time.monotonic() < until, "nothing was downloaded"
         time.sleep(0.05)
-    text = file.read_bytes().decode("utf-8", "surrogateescape")
+    text = file.read_bytes().decode("utf-8")
     file.unlink()
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
@@ -64,6 +64,24 @@ def test_the_page_asks_nothing_and_complains_of_nothing(browser: Browser, tmp_pa
             assert browser.count(f"#figure-{id} svg *") > 10, f"{name}: {id} is empty"
         assert browser.count("#top .picture") == browser.count("#bottom .picture") == 20
         browser.screenshot(screenshots / f"{name}.png", whole=True)
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_the_labels_of_bars_are_whole_at_any_width(browser: Browser, tmp_path: Path, width: int) -> None:
+    place = page.write_report(make_run(tmp_path, features=False).path, Silent())
+    browser.open(place, width=width, height=844)
+    for id in ("correlations", "auroc"):
+        told = f"[...document.querySelectorAll('#figure-{id} svg text')]"
+        labels = browser.run(f"{told}.filter((t) => t.classList.contains('strong')).map((t) => t.textContent)")
+        rows = browser.run(
+            f"[...document.querySelectorAll('#figure-{id} table tbody tr')].map((r) => r.cells[0].textContent)"
+        )
+        assert labels == rows
+        assert len(labels) >= 2
+        edges = browser.run(f"{told}.map((t) => t.getBoundingClientRect()).map((box) => [box.left, box.right])")
+        assert all(0 <= left < right <= width for left, right in edges)
+        lines = f"{told}.filter((t) => t.classList.contains('strong')).map((t) => t.getBoundingClientRect().top)"
+        assert len(set(browser.run(lines))) == len(labels)
 
 
 @pytest.mark.parametrize("coverage", ["100", "90", "62.5", "33.5", "0.5"])
@@ -184,6 +202,20 @@ def test_hostile_names_are_text_on_the_screen_and_in_the_table(
     assert {row["label"].removeprefix("'") for row in rows} == {NASTY[label] for label in used}
     assert browser.run("document.documentElement.scrollWidth") <= 1280
     browser.screenshot(screenshots / "hostile.png", whole=True)
+    _quiet(browser)
+
+
+@pytest.mark.parametrize("cell", [r"$'caf\xe9 it\'s \\a.png'", r"$'$\'a\'.png'", "😀.png"])
+def test_names_that_are_no_unicode_are_in_the_download_as_they_were_in_the_table(
+    cell: str, browser: Browser, tmp_path: Path
+) -> None:
+    made = make_run(tmp_path, count=12, features=False)
+    for table in ("predictions.csv", "measures.csv"):
+        file, name = made.path / table, made.names[3]
+        assert name in file.read_text()
+        file.write_text(file.read_text().replace(name, cell))
+    _open(browser, made)
+    assert cell in [row["path"] for row in _download(browser, tmp_path / "down")]
     _quiet(browser)
 
 

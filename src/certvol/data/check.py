@@ -38,6 +38,11 @@ class Finding:
     text: str
 
 
+def in_order(findings: list[Finding]) -> list[Finding]:
+    """The worst first."""
+    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
 @dataclass(frozen=True)
 class CheckReport:
     """Counts are of readable images. Paths are relative to their folder."""
@@ -106,7 +111,7 @@ def check(source: str | Path, target: str | Path, config: DataConfig, progress: 
     return CheckReport(
         source_counts=counts,
         target_count=len(read_target.readable),
-        findings=sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level)),
+        findings=in_order(findings),
         source_unreadable=read_source.unreadable,
         target_unreadable=read_target.unreadable,
         source_empty=read_source.empty,
@@ -244,12 +249,12 @@ def _about_source(read: _Read, counts: dict[str, int]) -> list[Finding]:
     if vacant:
         text = f"source: {len(vacant)} folders hold no images and are no classes ({name_some(vacant)})"
         found.append(Finding("warning", f"{text}; add images or remove them"))
-    found += _about_counts(counts)
-    found += _about_names(list(counts))
+    found += about_counts(counts)
+    found += about_names(list(counts))
     return found
 
 
-def _about_counts(counts: dict[str, int]) -> list[Finding]:
+def about_counts(counts: dict[str, int]) -> list[Finding]:
     found: list[Finding] = []
     gone = [name for name, count in counts.items() if count == 0]
     single = [name for name, count in counts.items() if count == 1]
@@ -275,7 +280,7 @@ def _about_counts(counts: dict[str, int]) -> list[Finding]:
     return found
 
 
-def _about_names(classes: list[str]) -> list[Finding]:
+def about_names(classes: list[str]) -> list[Finding]:
     alike: dict[str, list[str]] = {}
     for name in classes:
         alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

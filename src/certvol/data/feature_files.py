@@ -5,8 +5,11 @@ same features in any order give the same model. A target's labels stay in the fi
 evaluation.
 """
 
+import contextlib
 import hashlib
 import os
+import stat
+import tempfile
 import unicodedata
 import zipfile
 from collections.abc import Sequence
@@ -57,9 +60,18 @@ def is_feature_file(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == SUFFIX and not Path(path).is_dir()
 
 
+def other_is_no_file(places: Sequence[str | os.PathLike[str]]) -> str | None:
+    """What is wrong where one domain is a file of features and the other is not."""
+    files = [place for place in places if is_feature_file(place)]
+    if len(files) != 1:
+        return None
+    shown = printable(str(files[0]))
+    return f"{shown} holds features, but the other domain is no .npz file; give features for both, or images"
+
+
 def open_target_features(path: str | os.PathLike[str]) -> TargetFeatures:
     features, paths, about = _read_features(Path(path))
-    hashes = _row_hashes(features)
+    hashes = row_hashes(features)
     order = np.lexsort(sort_keys(hashes))
     return TargetFeatures(features, order, [paths[i] for i in order], fingerprint_of(hashes[order]), about)
 
@@ -79,7 +91,7 @@ def open_source_features(path: str | os.PathLike[str]) -> SourceFeatures:
         raise UserError(f"{shown} holds one class only ({name_some(classes)}); adaptation needs at least two")
     number = {name: i for i, name in enumerate(classes)}
     labels = np.fromiter((number[name] for name in names), dtype=np.int64, count=len(names))
-    hashes = _row_hashes(features)
+    hashes = row_hashes(features)
     order = np.lexsort((*sort_keys(hashes), labels))
     return SourceFeatures(
         features,
@@ -118,12 +130,36 @@ def known_labels(
     return np.asarray(np.array(numbers, dtype=np.int64)[rows])
 
 
+def check_place(path: Path) -> None:
+    """UserError where `write_features` could not write there. Nothing is made but a nameless file, which is gone at once."""
+    shown = printable(str(path))
+    if path.suffix.lower() != SUFFIX:
+        raise UserError(f"features are written as a .npz file, found {shown}")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(path.stat().st_mode):
+                raise UserError(f"cannot write {shown}: it is a folder")
+        with contextlib.suppress(FileNotFoundError):
+            _part(path).stat()  # whose name may be too long
+        folder = path.absolute().parent
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {shown}: {reason_of(error)}") from None
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
 def write_features(
     path: Path, features: npt.NDArray[np.float32], paths: Sequence[str], labels: Sequence[str] | None, about: str
 ) -> None:
     """Whole or not at all."""
     names, made = np.array(paths, dtype=np.str_), np.array(about)
-    part = path.with_name(path.name + ".part")
+    part = _part(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
@@ -209,6 +245,6 @@ def _names(values: npt.NDArray[Any]) -> list[str]:
     return [str(value) for value in values]
 
 
-def _row_hashes(features: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+def row_hashes(features: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=HASH_BYTES).digest() for row in features)
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, HASH_BYTES)

@@ -1,5 +1,5 @@
 // Draws the figures that figures.py describes, at the width they have: text keeps its size on a phone.
-const HEIGHT = 270;
+const HEIGHT = 270, NARROW = 480;
 
 function ticks(low, high, most) {
   const rough = (high - low) / Math.max(1, most);
@@ -108,8 +108,11 @@ function drawLines(place, figure) {
 
 function drawBars(place, figure) {
   keys(place, figure.series, figure.dots);
-  const many = figure.series.length;
-  const row = figure.dots ? 26 : Math.max(28, many * 13 + 12);
+  const many = figure.series.length, thickness = figure.dots ? 26 : Math.max(28, many * 13 + 12);
+  const widest = Math.max(...figure.labels.map((label) => textWidth(shown(label))));
+  const room = place.clientWidth, most = Math.min(room * 0.42, 240);
+  const above = widest > most && (room < NARROW || widest <= room) ? 17 : 0; // labels that do not fit beside the bars
+  const row = thickness + above;
   const tall = figure.labels.length * row > 436;
   const head = tall ? 22 : 0; // room for a second axis: the one below is out of sight at first
   const height = head + figure.labels.length * row + 34;
@@ -117,8 +120,7 @@ function drawBars(place, figure) {
   if (tall) { scroller.tabIndex = 0; scroller.setAttribute('role', 'group'); scroller.setAttribute('aria-label', figure.title); }
   place.append(scroller);
   const width = scroller.clientWidth || place.clientWidth;
-  const most = Math.min(width * 0.42, 210);
-  const left = Math.min(most, Math.max(...figure.labels.map((label) => textWidth(shown(label))))) + 12;
+  const left = above ? 14 : Math.min(most, widest) + 12;
   const right = figure.dots ? 48 : 56;
   const x = (value) => left + (value - figure.low) / (figure.high - figure.low) * (width - left - right);
   const svg = frame(scroller, width, height);
@@ -129,8 +131,9 @@ function drawBars(place, figure) {
     svg.append(draw('text', { x: x(value), y: bottom + 18, 'text-anchor': 'middle' }, axisText(value, figure.percent)));
   }
   figure.labels.forEach((label, i) => {
-    const middle = head + i * row + row / 2 + 2;
-    svg.append(draw('text', { class: 'strong', x: left - 10, y: middle + 4, 'text-anchor': 'end' }, shortened(label, left - 12)));
+    const middle = head + i * row + above + thickness / 2 + 2;
+    const beside = { class: 'strong', x: left - 10, y: middle + 4, 'text-anchor': 'end' };
+    svg.append(draw('text', above ? { class: 'strong over', x: 0, y: head + i * row + 15 } : beside, shortened(label, above ? width : left - 12)));
     const values = figure.series.map((series) => series.values[i]);
     if (figure.dots) {
       const known = values.filter((value) => value !== null);
@@ -142,7 +145,7 @@ function drawBars(place, figure) {
       let shape;
       if (figure.dots) shape = draw('circle', { cx: x(value), cy: middle, r: 4.8 });
       else {
-        const thick = Math.min(14, (row - 10) / many);
+        const thick = Math.min(14, (thickness - 10) / many);
         const top = middle - thick * many / 2 + j * thick;
         shape = draw('rect', { x: Math.min(x(0), x(value)), y: top + 0.5, width: Math.max(1, Math.abs(x(value) - x(0))), height: thick - 1, rx: 2 });
         svg.append(draw('text', { x: Math.max(x(value), x(0)) + 6, y: top + thick / 2 + 4 }, figure.percent ? percent(value) : figureText(Number(value.toPrecision(3)))));

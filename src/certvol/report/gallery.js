@@ -230,23 +230,27 @@ if (gallery) {
     }
   }
 
-  // CSV as tables.py writes it: no cell that a spreadsheet would run, and names that are no Unicode keep their bytes.
+  // CSV as tables.py writes it: no cell that a spreadsheet would run, and names that are no Unicode quoted as bash does.
   const FORMULA = /^[=+\-@\t\r]/;
   const cell = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const pathCell = (path) => cell(FORMULA.test(path) ? './' + path : path);
-  const labelCell = (label) => cell(FORMULA.test(gallery.classes[label]) ? "'" + gallery.classes[label] : gallery.classes[label]);
+  const hex = (code, digits) => code.toString(16).padStart(digits, '0');
+  function escaped(character) {
+    const code = character.charCodeAt(0);
+    if (code >= 0xdc80 && code <= 0xdcff) return '\\x' + hex(code - 0xdc00, 2);
+    return '\\' + (code < 0x80 ? character : 'u' + hex(code, 4));
+  }
+  const quoted = (name) => (/[\ud800-\udfff]/u.test(name) || name.startsWith("$'") ? "$'" + name.replace(/[\\']|[\ud800-\udfff]/gu, escaped) + "'" : name);
+  const nameCell = (name, mark) => cell(FORMULA.test(quoted(name)) ? mark + name : quoted(name));
+  const pathCell = (path) => nameCell(path, './');
+  const labelCell = (label) => nameCell(gallery.classes[label], "'");
   function csv() {
     const head = ['path', 'label', ...(truth ? ['truth'] : []), ...gallery.measures.map((measure) => measure.name), 'accepted'];
     const lines = state.view.map((i) => [pathCell(gallery.paths[i]), labelCell(gallery.predicted[i]), ...(truth ? [labelCell(truth[i])] : []),
       ...gallery.measures.map((measure) => String(measure.values[i])), String(accepted(i))].join(','));
     return [head.join(','), ...lines].join('\n') + '\n';
   }
-  function bytesOf(text) {
-    const encoder = new TextEncoder();
-    return text.split(/((?<![\ud800-\udbff])[\udc80-\udcff])/).map((part) => (/^[\udc80-\udcff]$/.test(part) ? new Uint8Array([part.charCodeAt(0) - 0xdc00]) : encoder.encode(part)));
-  }
   byId('download').addEventListener('click', () => {
-    const address = URL.createObjectURL(new Blob(bytesOf(csv()), { type: 'text/csv;charset=utf-8' }));
+    const address = URL.createObjectURL(new Blob([csv()], { type: 'text/csv;charset=utf-8' }));
     const link = make('a', { href: address, download: 'selection.csv' });
     document.body.append(link);
     link.click();

@@ -21,7 +21,7 @@ from certvol import uncertainty
 from certvol.config import read_settings_file, shown
 from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.tables import FORMULA_SIGNS
+from certvol.tables import FORMULA_SIGNS, unquoted
 from certvol.training.checkpoint import read_about
 from certvol.training.run_folder import RunFolder
 
@@ -219,7 +219,7 @@ def _columns(file: Path) -> dict[str, list[str]]:
 
 def _unescaped(cell: str) -> str:
     """A class name as it was before tables.py kept spreadsheets from running it."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_SIGNS) else cell
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_SIGNS) else unquoted(cell)
 
 
 def _classes(
@@ -254,7 +254,7 @@ def _images(predicted: Mapping[str, list[str]], measured: Mapping[str, list[str]
         raise ValueError("no probabilities")
     truth = source.get("truth") or []
     return Images(
-        paths=predicted["path"],
+        paths=[unquoted(cell) for cell in predicted["path"]],
         predicted_N=labels(predicted["label"]),
         true_N=labels(truth) if truth and all(truth) else None,
         measures=measures,
