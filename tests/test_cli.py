@@ -371,3 +371,13 @@ def test_a_broken_pipe_does_not_cost_the_figures(
         monkeypatch.setattr(sys, "stdout", nowhere)
         assert run(["evaluate", finished, "--data", folders[1], "--json", str(tmp_path / "f.json")]) == 2
     assert "adapted" in json.loads((tmp_path / "f.json").read_text())
+
+
+def test_an_option_and_the_setting_it_is_short_for_do_not_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["adapt", "--source", "a", "--target", "b", "--out", "c", "--seed", "1"]
+    assert run([*words, "--training.seed", "2"]) == 2
+    assert (
+        "--seed is short for --training.seed, and they are given as 1 and 2: leave one out" in capsys.readouterr().err
+    )
+    assert run([*words, "--training.seed", "1"]) == 2
+    assert "leave one out" not in capsys.readouterr().err

@@ -68,8 +68,9 @@ def test_only_api_and_its_parts_and_cli_join_everything() -> None:
     assert _users_of("extraction") == {"api", "inputs"}
     assert _users_of("cli") == {"__main__"}
     assert _users_of("training.trainer") == {"job"}
-    assert _users_of("analysis") <= {"job", "evaluation", "cli", "rejection"}
-    assert _users_of("rejection", "export") <= {"cli"}
+    assert _users_of("arguments", "prediction", "export") == {"cli"}
+    assert _users_of("analysis") <= {"job", "evaluation", "prediction", "rejection"}
+    assert _users_of("rejection") == {"prediction"}
 
 
 def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from certvol.cli import run
+from certvol.cli import ACTIONS, run
 from certvol.console import ConsoleReporter
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -57,6 +57,6 @@ def test_an_unknown_file_system_error_is_not_taken_for_a_stream(monkeypatch: pyt
     def broken(options: object) -> int:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr("certvol.cli._list", broken)
+    monkeypatch.setitem(ACTIONS, "list", broken)
     with pytest.raises(ConnectionRefusedError):
         run(["list", "presets"])

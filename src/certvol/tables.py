@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.errors import UserError
 from certvol.metrics import accuracy, mean_class_accuracy, per_class_accuracy
 from certvol.training.checkpoint import write_atomically
 
@@ -106,6 +107,15 @@ def predictions_csv(
 def write_text(path: Path, text: str) -> None:
     """Settings may hold paths that are not valid Unicode: they keep their bytes."""
     write_atomically(path, text.encode("utf-8", "surrogateescape"))
+
+
+def write_text_anywhere(path: Path, text: str) -> None:
+    """Where the user wants it; folders on the way are made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def figures(predicted_N: NDArray[np.int64], true_N: NDArray[np.int64], classes: list[str]) -> dict[str, Any]:
