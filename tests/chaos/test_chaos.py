@@ -3,9 +3,11 @@
 `make chaos` does the first part at length; what all of it gives is in docs/reliability.md.
 """
 
+import dataclasses
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -20,7 +22,25 @@ from certvol.cli import run
 from certvol.errors import Interrupted
 from certvol.stopping import StopSignal
 from certvol.training.checkpoint import digest_of
-from chaos.driver import SETTINGS, Play, Process, Scene, Whole, chaos, undisturbed, words_of, write_images
+from chaos.driver import (
+    PHASES,
+    SETTINGS,
+    Chain,
+    Kill,
+    Mark,
+    Outcome,
+    Play,
+    Process,
+    Scene,
+    Whole,
+    aims,
+    chaos,
+    one_chain,
+    summary,
+    undisturbed,
+    words_of,
+    write_images,
+)
 
 # One for each kind of state that a method can have; `make chaos` kills runs of all.
 METHODS = ["cvp", "basic", "can", "self_ensembling", "rsda_mstn", "gtda"]
@@ -36,6 +56,44 @@ def test_killed_anywhere_a_run_ends_with_the_same_bytes(method: str, tmp_path: P
     outcome = chaos(tmp_path, [method], kills, METHODS.index(method), said.append, per_chain=(5, 5))
     assert not outcome.problems, "\n".join(said)
     assert len(outcome.kills) == kills
+
+
+def test_every_run_that_adapts_is_aimed_at_while_it_does() -> None:
+    marks = [Mark(number, phase, 1.0) for number, phase in enumerate(("pretrain", "trial", "adapt", "prediction"))]
+    whole = Whole({}, 9.0, 5.0, marks)
+    for seed in range(50):
+        drawn = aims(whole, 3, random.Random(seed))
+        assert len(drawn) == 3
+        assert "adapt" in drawn
+        course = [aim for aim in drawn if aim in ("pretrain", "trial", "adapt", "prediction")]
+        assert course == sorted(course, key=PHASES.index)
+    pretrains = Whole({}, 9.0, 5.0, [marks[0], marks[3]])
+    drawn = [aim for seed in range(50) for aim in aims(pretrains, 3, random.Random(seed))]
+    assert set(drawn) == {"any", "start-up", "cache", "pretrain", "prediction"}
+
+
+def test_the_summary_has_a_row_per_method_and_counts_what_differs() -> None:
+    kills = [Kill("amid adapt", "adapt", False), Kill("at random", "cache", True)]
+    text = summary(Outcome([Chain("cvp 1", "cvp", kills, ""), Chain("can 1", "can", kills[:1], "other bytes")], 60), 0)
+    assert text.startswith("**2 of 3 kills")
+    assert "| `cvp` | 0 | 1 | 0 | 0 | 1 | 0 | 2 |" in text
+    assert "| all | 0 | 1 | 0 | 0 | 2 | 0 | 3 |" in text
+    assert "- can 1 differs: other bytes" in text
+
+
+@pytest.mark.slow
+def test_other_bytes_in_any_file_are_noticed(scene: Scene, whole: Whole) -> None:
+    """A driver that cannot fail would show nothing."""
+    for name in (
+        "model.safetensors",
+        "cycles/best-ensv.safetensors",
+        "cycles/trial-mixed/scores.jsonl",
+        "measures.csv",
+    ):
+        assert name in whole.results
+    other = dataclasses.replace(whole, results={**whole.results, "measures.csv": b"", "never written": b""})
+    chain = one_chain(scene, other, random.Random(0), "noticed", 1)
+    assert chain.problem.startswith("other bytes in measures.csv, never written (kept in")
 
 
 # --- faults of one process after another ------------------------------------------------------------------------------------
@@ -317,7 +375,7 @@ def stopped(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     root = tmp_path_factory.mktemp("stopped")
     settings = {"method.name": LAST, **SETTINGS}
     with pytest.raises(Interrupted):
-        certvol.adapt(scene.source, scene.target, out=root / "part", stop_signal=StopAt(80), **settings)
+        certvol.adapt(scene.source, scene.target, out=root / "part", stop_signal=StopAt(92), **settings)
     assert (
         json.loads((root / "part" / "checkpoint" / "latest.json").read_text())[0]["facts"]["position"]["phase"]
         == "adapt"
