@@ -374,14 +374,16 @@ def stopped(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """(a run stopped while adapting, the same run finished), made in this process."""
     root = tmp_path_factory.mktemp("stopped")
     settings = {"method.name": LAST, **SETTINGS}
-    with pytest.raises(Interrupted):
-        certvol.adapt(scene.source, scene.target, out=root / "part", stop_signal=StopAt(92), **settings)
-    assert (
-        json.loads((root / "part" / "checkpoint" / "latest.json").read_text())[0]["facts"]["position"]["phase"]
-        == "adapt"
-    )
-    shutil.copytree(root / "part", root / "finished")
-    assert run(["adapt", "--resume", str(root / "finished")]) == 0
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # a fixture of the module is made before the environment of its first test
+        patch.setenv("CERTVOL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        with pytest.raises(Interrupted):
+            certvol.adapt(scene.source, scene.target, out=root / "part", stop_signal=StopAt(92), **settings)
+        pointer = root / "part" / "checkpoint" / "latest.json"
+        assert json.loads(pointer.read_text())[0]["facts"]["position"]["phase"] == "adapt"
+        shutil.copytree(root / "part", root / "finished")
+        assert run(["adapt", "--resume", str(root / "finished")]) == 0
     return root / "part", root / "finished"
 
 

@@ -10,7 +10,8 @@ weights alone.
 Deliberate differences: each training starts from this run's model after pretraining on the source (published: from
 ImageNet), and takes `training.cycles` with ramps and learning rate over them (published: 1001 to 5001 steps each), so
 that a run costs 1 + `rounds` times as much as others; labels come from the last model of a training (published code: from
-the best by target labels); the common optimiser, with one rate (published: ten times higher for all but the backbone).
+the best by target labels); the common optimiser, with one rate for all but the discriminator (published: ten times
+higher for all but the backbone).
 Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some tasks. The width of
 the uniform is that of its moments, 2 sqrt(3 (C2 - C1^2)).
 """
@@ -59,6 +60,7 @@ class Method(AdaptationMethod):
         width: int = 256  # of the bottleneck
         rounds: int = 5  # of training with pseudo-labels, after one without
         adversarial_weight: float = 1.0
+        discriminator_rate: float = 10.0  # its learning rate, over that of the others
         entropy_weight: float = 1.0
 
     def __init__(self, network: Network, config: Any) -> None:
@@ -77,7 +79,9 @@ class Method(AdaptationMethod):
 
     @property
     def term_weights(self) -> dict[str, float]:
-        return {"adversarial": self.config.adversarial_weight, "entropy": self.config.entropy_weight}
+        # A higher rate of the discriminator is a larger loss of it, whose gradient comes back as it was.
+        adversarial = self.config.adversarial_weight * self.config.discriminator_rate
+        return {"adversarial": adversarial, "entropy": self.config.entropy_weight}
 
     def label_target(self, survey: Survey) -> Labelled:
         labels_N = survey.probabilities_NC.argmax(dim=1)
@@ -95,7 +99,7 @@ class Method(AdaptationMethod):
         terms = {"ce": mean_cross_entropy(logits_NC[:split], labels_N[:split])}
         if batch.adapting:
             rising = ramp(batch.progress)
-            domains_N = self.discriminator(reverse_gradient(z_ND, rising))
+            domains_N = self.discriminator(reverse_gradient(z_ND, rising / self.config.discriminator_rate))
             terms["adversarial"] = domain_confusion(domains_N, split)
             p_NC = logits_NC[split:].softmax(dim=1)
             terms["pseudo_labels"] = robust_loss(p_NC, labels_N[split:], batch.tables["weights"])
