@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from certvol.cli import run
+from certvol.cli import LISTED_FILES, run
 from images import TINY, write_domain
 
 SETTINGS = [word for key, value in TINY.items() for word in (f"--{key}", str(value))]
@@ -136,6 +136,24 @@ def test_check_prints_counts(folders: tuple[str, str], capsys: pytest.CaptureFix
     for name in ("apple", "leaf", "sky"):
         assert name in out
     assert "adaptation can start" in out
+
+
+def test_check_lists_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_domain(source)
+    write_domain(target, flat=True)
+    for number in range(LISTED_FILES):
+        (target / f"broken{number:02d}.jpg").write_bytes(b"no image")
+    (target / "nothing.png").touch()
+    words = ["check", "--source", str(source), "--target", str(target)]
+    assert run([*words, "--json", str(tmp_path / "found" / "check.json")]) == 0
+    out = capsys.readouterr().out
+    assert "broken00.jpg" in out
+    assert "broken19.jpg" in out
+    assert "and 1 more: --json FILE lists all" in out
+    found = json.loads((tmp_path / "found" / "check.json").read_text())
+    assert len(found["target_unreadable"]) == LISTED_FILES
+    assert found["target_empty"] == ["nothing.png"]
 
 
 def test_check_exits_2_where_adaptation_could_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

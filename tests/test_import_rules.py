@@ -1,6 +1,7 @@
 """The layout's rules, read from the source itself."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,26 @@ def test_imports_form_no_circle() -> None:
     for module in MODULES:
         if module:
             visit(module, ())
+
+
+def _lines_of_the_readme() -> dict[str, int]:
+    """Module -> number of the entry that names it, in the README's list of where things are."""
+    text = (ROOT.parents[1] / "README.md").read_text(encoding="utf-8")
+    listed = text[text.index("src/certvol/\n") : text.index("\ntests/ ")]
+    found: dict[str, int] = {}
+    folder, entry = "", 0
+    for line in listed.splitlines()[1:]:
+        if head := re.match(r"  (\S+)", line):
+            folder, entry = head[1].rpartition("/")[0], entry + 1
+        for name in re.findall(r"[\w/]+\.py", line):
+            path = name if "/" in name or not folder else f"{folder}/{name}"
+            found[path.removesuffix(".py").replace("/", ".")] = entry
+    return found
+
+
+def test_the_readme_names_every_module_below_those_it_imports() -> None:
+    listed = _lines_of_the_readme()
+    files = {name for name, path in MODULES.items() if path.stem not in ("__init__", "__main__")}
+    assert set(listed) == files
+    upward = [(user, used) for user in listed for used in IMPORTS[user] & set(listed) if listed[used] > listed[user]]
+    assert upward == []

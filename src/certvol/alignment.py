@@ -139,6 +139,11 @@ def _contrasts(labels_S: Labels, pseudo_T: Labels | None, num_target: int, num_c
     return np.stack([everything, *(column(labels_S == c, pseudo_T == c) for c in shared)], axis=1)
 
 
+def _distances(rows_ND: Tensor, others_MD: Tensor) -> Tensor:
+    """Summed in float64: by matrix products in float32, let alone TF32, a row of 2,048 features is not at 0 from itself."""
+    return torch.cdist(rows_ND.double(), others_MD.double()).to(rows_ND.dtype)
+
+
 def nearest_logits(
     rows_NK: Tensor,
     source_SK: Tensor,
@@ -150,7 +155,7 @@ def nearest_logits(
     """Minus the squared distance to the nearest source row of each class: their argmax is the class of the nearest row."""
     found = []
     for rows in torch.split(rows_NK, chunk):
-        squared_NS = torch.cdist(rows, source_SK).square()
+        squared_NS = _distances(rows, source_SK).square()
         nearest_NC = torch.full((len(rows), num_classes), -ABSENT, dtype=rows.dtype, device=rows.device)
         nearest_NC.scatter_reduce_(1, labels_S.expand(len(rows), -1), squared_NS, "amin")
         found.append(-nearest_NC / temperature)
@@ -176,7 +181,7 @@ NEIGHBOUR_OF_SCALE = 7  # whose distance is a node's own bandwidth (Zelnik-Manor
 def neighbours(rows_ND: Tensor, nodes_ND: Tensor, count: int, chunk: int = 2048) -> tuple[Tensor, Tensor]:
     """(distances, numbers) of the nearest nodes of each row, the nearest first."""
     count = min(count, len(nodes_ND))
-    parts = [torch.cdist(rows, nodes_ND).topk(count, largest=False) for rows in torch.split(rows_ND, chunk)]
+    parts = [_distances(rows, nodes_ND).topk(count, largest=False) for rows in torch.split(rows_ND, chunk)]
     return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
 

@@ -44,16 +44,14 @@ from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.heads import Classifier
 from certvol.seeding import numpy_generator, torch_seed
 from certvol.tables import csv_text, name_cell, write_text
-from certvol.training.checkpoint import write_tensors
+from certvol.training.checkpoint import FORMAT, write_tensors
 from certvol.training.distributed import Team
-from certvol.uncertainty import LABEL_FREE, MEASURES
+from certvol.uncertainty import COMPARED_WITH_SIGMA, LABEL_FREE, MEASURES
 
 Indices = NDArray[np.int64]
 Values = NDArray[np.float32]
-FORMAT = "certvol/1"
 COVERAGES = (0.8, 0.9, 0.95)
 THRESHOLD_COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-COMPARED_WITH_SIGMA = ("logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma")  # the paper's five
 CURVE_POINTS = 200
 FEATURE_IMAGES = 2000
 OSCILLATION_PER_CLASS, OSCILLATION_POINTS = 5, 1000

@@ -123,6 +123,7 @@ def _check(commands: _Commands) -> None:
     command.add_argument(
         "--target", required=True, metavar="FOLDER", help="unlabelled images, in any layout; or a .npz of features"
     )
+    command.add_argument("--json", metavar="FILE", help="write all that was found, every file by its name")
 
 
 def _adapt(commands: _Commands) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -10,12 +11,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from certvol.arguments import BENCHMARK_SHORTHANDS, SHORTHANDS, given_settings, read
 from certvol.errors import CertvolError, Interrupted, UserError
 from certvol.stopping import StopSignal
 from certvol.streams import silence
+
+if TYPE_CHECKING:
+    from certvol.data.check import CheckReport
+
+LISTED_FILES = 20  # by `certvol check` on the terminal
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -213,6 +219,7 @@ def _check(options: argparse.Namespace) -> int:
     from certvol.data.check import check
     from certvol.data.check_features import check_features
     from certvol.data.feature_files import is_feature_file
+    from certvol.tables import write_text_anywhere
 
     of_features = is_feature_file(options.source) or is_feature_file(options.target)
     what = "rows" if of_features else "images"
@@ -228,8 +235,29 @@ def _check(options: argparse.Namespace) -> int:
         print_table(
             "findings", ["", "what"], [[finding.level, finding.text] for finding in report.findings], text_columns=2
         )
+    _print_files(report)
+    if options.json is not None:
+        write_text_anywhere(Path(options.json), json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     print("adaptation can start" if report.can_adapt else "adaptation cannot start: mend the errors above")
     return 0 if report.can_adapt else 2
+
+
+def _print_files(report: "CheckReport") -> None:
+    """The first of those that cannot be used."""
+    from certvol.console import print_table
+
+    rows = [
+        [domain, path, reason]
+        for domain, unreadable, empty in (
+            ("source", report.source_unreadable, report.source_empty),
+            ("target", report.target_unreadable, report.target_empty),
+        )
+        for path, reason in [*unreadable, *((path, "empty") for path in empty)]
+    ]
+    if rows:
+        print_table("files that are left out", ["", "file", "why"], rows[:LISTED_FILES], text_columns=3)
+    if len(rows) > LISTED_FILES:
+        print(f"and {len(rows) - LISTED_FILES} more: --json FILE lists all")
 
 
 def _evaluate(options: argparse.Namespace) -> int:

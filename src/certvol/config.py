@@ -133,7 +133,8 @@ class TrainingConfig:
     mc_passes: int = 32
     mc_dropout: float = 0.85
     labelling: Literal["on_demand", "full"] = "on_demand"
-    """on_demand: label, in random order, only as many images as the cycle will draw."""
+    """on_demand: label, in random order, only as many images as the cycle will draw. Methods that need all labels, and plain
+    batches, which tell beforehand what they draw, take no notice of this."""
     labelling_share: float = 1.0
     """At most this share of the target is labelled per cycle. Below 1 it is an approximation: a rare class may seem absent."""
     batches: Literal["auto", "balanced", "plain"] = "auto"
@@ -144,7 +145,8 @@ class TrainingConfig:
     log_every: int = 10
     checkpoint_seconds: float = 60.0
     checkpoint_previous: bool = True
-    """Keep the checkpoint before the newest too: twice the space on disk (each is three times the weights), and a way back."""
+    """Keep the checkpoint before the newest too: twice the space on disk (each is twice the weights, three times with a
+    teacher), and a way back."""
     tensorboard: bool = False
     """Write the figures of history.jsonl for TensorBoard too, into RUN/tensorboard; needs the extra `certvol[tensorboard]`."""
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from certvol.data.folders import printable as printable
 from certvol.streams import LastingStderr
 
 PLAIN_SECONDS = 5.0  # between two plain progress lines
@@ -90,11 +91,6 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], text_colu
         table.add_row(*(Text(printable(cell)) for cell in row))
     width = None if sys.stdout.isatty() else 120
     Console(highlight=False, width=width).print(table)
-
-
-def printable(text: str) -> str:
-    """Control characters and bytes that are not Unicode, as escapes: a file's name must not steer the terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def accuracy_rows(metrics: dict[str, Any]) -> list[list[str]]:

@@ -31,7 +31,7 @@ from certvol.methods.protocol import AdaptationMethod
 from certvol.model import Model, load
 from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
-from certvol.training.checkpoint import write_atomically
+from certvol.training.checkpoint import FORMAT, write_atomically
 from certvol.training.run_folder import RunFolder
 
 Format = Literal["onnx", "torch"]
@@ -101,7 +101,7 @@ def export(run: str | Path, out: str | Path, format: Format = "onnx") -> dict[st
 def describe(run: str | Path, model: Model) -> dict[str, Any]:
     of_features = features_dim(model.info.name) is not None
     return {
-        "format": "certvol/1",
+        "format": FORMAT,
         "labels": model.classes,
         "input": "features" if of_features else "images",
         "input_size": model.info.dim if of_features else cache_size(model.info.image_size),

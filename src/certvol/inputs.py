@@ -99,7 +99,7 @@ def _open_folders(config: Config, size: int, reporter: Reporter) -> tuple[Source
         if failures:
             reporter.warn(
                 f"{len(failures)} unreadable {name} images were skipped, such as {printable(failures[0][0])} "
-                f"({failures[0][1]}); `certvol check` lists them"
+                f"({failures[0][1]}); `certvol check --json FILE` lists them"
             )
     return source, target
 

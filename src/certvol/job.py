@@ -24,7 +24,7 @@ from certvol.nn.teacher import Teacher
 from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, write_text
-from certvol.training.checkpoint import load_into, read_tensors, write_tensors
+from certvol.training.checkpoint import FORMAT, load_into, read_tensors, write_tensors
 from certvol.training.distributed import Team
 from certvol.training.memory import largest_batch
 from certvol.training.position import Delivery
@@ -33,7 +33,6 @@ from certvol.training.schedule import steps_per_cycle
 from certvol.training.tensorboard import TensorBoard
 from certvol.training.trainer import Trainer
 
-WEIGHTS_FORMAT = "certvol/1"
 Indices = NDArray[np.int64]
 
 
@@ -165,7 +164,7 @@ class Job:
 
     def _about(self, mode: str) -> dict[str, Any]:
         return {
-            "format": WEIGHTS_FORMAT,
+            "format": FORMAT,
             "method": self.config.method_name,
             "backbone": self.info.name,
             "classes": self.source.classes,

@@ -207,16 +207,6 @@ def read_batches(
     reporter.finish()
 
 
-def predict_files(
-    model: Model, paths: list[str], reporter: Reporter
-) -> tuple[list[str], Outputs, list[tuple[str, str]]]:
-    """(readable files, their outputs, unreadable ones with the reason)."""
-    readable: list[str] = []
-    failures: list[tuple[str, str]] = []
-    outputs = run_batches(model.method, read_batches(model, paths, reporter, readable, failures), TARGET)
-    return readable, outputs, failures
-
-
 def feature_batches(model: Model, files: list[str], readable: list[str]) -> Iterator[Tensor]:
     """Of .npz files of features: those of the test view, which is the first; `readable` then names the rows."""
     for file in files:

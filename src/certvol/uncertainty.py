@@ -33,6 +33,7 @@ MEASURES = {
     "mcd_mu": Measure("mean of MC-dropout (MCD_mu)"),
     "mcd_sigma": Measure("deviation of MC-dropout (MCD_sigma)", more_is_certain=False),
 }
+COMPARED_WITH_SIGMA = ("logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma")  # the paper's five
 LABEL_FREE = tuple(name for name, measure in MEASURES.items() if not measure.needs_labels)
 
 

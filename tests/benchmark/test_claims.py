@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from certvol.benchmark import claims
-from certvol.benchmark.facts import FIVE, read_facts, sigma_course
+from certvol.benchmark.facts import read_facts, sigma_course
 from certvol.benchmark.results import Result
 from certvol.benchmark.tables import claim_table, markdown
 from certvol.training.run_folder import RunFolder
+from certvol.uncertainty import COMPARED_WITH_SIGMA
 
 
 def history(source: list[float], target: list[float], before: float = 2.0) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def test_runs_without_sigma_or_adaptation_have_no_course() -> None:
 
 def test_facts_of_a_run_and_of_one_that_tells_nothing(tmp_path: Path) -> None:
     assert read_facts(RunFolder(tmp_path)) == {}
-    pearson = {name: 0.9 - 0.1 * i for i, name in enumerate(FIVE)}
+    pearson = {name: 0.9 - 0.1 * i for i, name in enumerate(COMPARED_WITH_SIGMA)}
     found = {
         "oscillation": {"total": 12.5},
         "correlations": {"pearson": pearson},

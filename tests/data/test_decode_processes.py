@@ -41,7 +41,7 @@ decode_worker.main()
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes also for a few images, and on a machine with one core."""
     monkeypatch.setattr(reading, "_PROCESSES_FROM", 1)
-    monkeypatch.setattr(reading, "_cores", lambda: 2)
+    monkeypatch.setattr(reading, "cores", lambda: 2)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ from certvol.config import DataConfig
 from certvol.data import reading
 from certvol.data.folders import scan
 from dataclasses import replace
-reading._PROCESSES_FROM, reading._cores, reading.decode = 1, lambda: 2, None
+reading._PROCESSES_FROM, reading.cores, reading.decode = 1, lambda: 2, None
 listing = replace(scan("images"), root=Path("images"))
 read = [image for lot in reading.read_images(listing, 8, DataConfig(workers=2)) for image in lot]
 os._exit(42 if len(read) == 40 and all(image.pixels is not None for image in read) else 1)
@@ -138,7 +138,7 @@ def test_a_script_without_a_guard_is_run_once_and_its_folder_does_no_harm(images
         "from certvol.config import DataConfig\n"
         "from certvol.data import reading\n"
         "from certvol.data.folders import scan\n"
-        "reading._PROCESSES_FROM, reading._cores, reading.decode = 1, lambda: 2, None\n"
+        "reading._PROCESSES_FROM, reading.cores, reading.decode = 1, lambda: 2, None\n"
         f"print(sum(len(lot) for lot in reading.read_images(scan({str(images)!r}), 8, DataConfig(workers=2))))\n"
     )
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -159,10 +159,10 @@ def test_few_images_or_one_worker_or_one_core_start_no_process(images: Path, mon
 
     monkeypatch.setattr(reading, "DecodeProcesses", fail)
     for workers, cores, least in ((2, 2, 41), (1, 2, 1), (0, 1, 1), (2, 1, 1)):
-        monkeypatch.setattr(reading, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(reading, "cores", lambda cores=cores: cores)
         monkeypatch.setattr(reading, "_PROCESSES_FROM", least)
         assert sum(len(lot) for lot in read_images(scan(images), 8, DataConfig(workers=workers))) == 40
-    monkeypatch.setattr(reading, "_cores", lambda: 2)
+    monkeypatch.setattr(reading, "cores", lambda: 2)
     with pytest.raises(AssertionError):
         next(read_images(scan(images), 8, DataConfig(workers=0)))
 
@@ -298,7 +298,7 @@ import os, sys, time
 from certvol.config import DataConfig
 from certvol.data import decode_processes, reading
 from certvol.data.folders import scan
-reading._PROCESSES_FROM, reading._cores, reading._TASK_BYTES = 1, lambda: 2, 192
+reading._PROCESSES_FROM, reading.cores, reading._TASK_BYTES = 1, lambda: 2, 192
 decode_processes._COMMAND = [sys.executable, "-P", sys.argv[2]]
 lots = reading.read_images(scan(sys.argv[1]), 8, DataConfig(workers=2))
 next(lots)

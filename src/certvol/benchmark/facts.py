@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from certvol.training.run_folder import RunFolder
+from certvol.uncertainty import COMPARED_WITH_SIGMA
 
-FIVE = ("logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma")
 END_OF_PRETRAINING = 50  # steps: sigma before the switch is the median of the lines logged in them
 
 
@@ -20,8 +20,8 @@ def read_facts(files: RunFolder) -> dict[str, float]:
         if found.get("oscillation"):
             facts["oscillation"] = float(found["oscillation"]["total"])
         pearson = (found.get("correlations") or {}).get("pearson") or {}
-        if all(pearson.get(name) is not None for name in FIVE):
-            facts["least correlation"] = min(float(pearson[name]) for name in FIVE)
+        if all(pearson.get(name) is not None for name in COMPARED_WITH_SIGMA):
+            facts["least correlation"] = min(float(pearson[name]) for name in COMPARED_WITH_SIGMA)
         if (sigma := found["measures"].get("sigma")) and sigma.get("median") is not None:
             facts["sigma"] = float(sigma["median"])
     if files.journal.history.exists():

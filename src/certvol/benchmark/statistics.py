@@ -1,10 +1,12 @@
 """Whether a difference is more than noise, and how well a score ranks. Small and exact."""
 
+import math
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
+
+from certvol.metrics import spearman
 
 EXACT_PAIRS = 16  # up to here all sign flips are tried, 65,536 of them
 DRAWN_FLIPS = 100_000
@@ -34,19 +36,9 @@ def least_p(pairs: int) -> float:
     return min(1.0, 2.0 ** (1 - pairs))
 
 
-def ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """From 1; equals share the mean of theirs."""
-    array = np.asarray(values, dtype=np.float64)
-    below = (array[None, :] < array[:, None]).sum(axis=1)
-    equal = (array[None, :] == array[:, None]).sum(axis=1)
-    return np.asarray(below + (equal + 1) / 2, dtype=np.float64)
-
-
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's; None where one of the two does not vary, or there are fewer than three values."""
     if len(first) < 3:
         return None
-    a, b = ranks(first), ranks(second)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return None if scale == 0 else float(a @ b) / scale
+    found = spearman(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64))
+    return None if math.isnan(found) else found

@@ -33,11 +33,11 @@ def read_images(
 
     Many are decoded by processes, since Pillow lets only one thread at a time decode a JPEG; few by threads."""
     lot = max(1, min(16, _TASK_BYTES // (size * size * 3)))
-    workers = config.workers or _cores()
+    workers = config.workers or cores()
     waiting: deque[Future[list[ReadImage]]] = deque()
     reader = _Reader(listing, size, config.max_megapixels)
     many = len(listing.paths) - start >= _PROCESSES_FROM
-    if many and workers > 1 and _cores() > 1 and can_be_started():
+    if many and workers > 1 and cores() > 1 and can_be_started():
         reader.processes = DecodeProcesses(listing.root, size, config.max_megapixels)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
     with pillow_settings(config.max_megapixels):
@@ -153,7 +153,7 @@ class _RootWatch:
             )
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -5,7 +5,6 @@ A thumbnail is squashed to a square cell; its true shape is kept beside it, and 
 
 import base64
 import io
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from certvol.data.decoding import UnreadableImage, decode, upright_size
-from certvol.data.reading import read_file
+from certvol.data.reading import cores, read_file
 from certvol.reporting import Progress
 
 COLUMNS = 16
@@ -65,7 +64,7 @@ def make_thumbnails(
         return _sheet(root, paths[start : start + PER_SHEET], cell, max_megapixels, each)
 
     progress.start("thumbnails", len(paths))
-    with ThreadPoolExecutor(workers or _cores()) as pool:
+    with ThreadPoolExecutor(workers or cores()) as pool:
         for sheet, found in pool.map(make, starts):
             sheets.append(sheet)
             shapes += found
@@ -128,7 +127,3 @@ def _webp(image: Image.Image, **options: int) -> bytes:
     data = io.BytesIO()
     image.save(data, "WEBP", **options)
     return data.getvalue()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

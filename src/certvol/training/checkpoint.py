@@ -21,6 +21,8 @@ from torch import Tensor
 from certvol.errors import RunFailed, UserError
 
 POINTER = "latest.json"
+FORMAT = "certvol/1"
+"""Of files that others may read: in the header of each."""
 
 
 @dataclass(frozen=True)
