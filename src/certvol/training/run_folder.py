@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from certvol.errors import UserError
-from certvol.training.checkpoint import Checkpoints, append, append_line, write_atomically, write_tensors
+from certvol.training.checkpoint import Checkpoints, append, append_line, load_tensors, write_atomically, write_tensors
 from certvol.training.tensorboard import TensorBoard
 
 
@@ -65,7 +64,7 @@ class Journal:
         lines = self.scores.read_text(encoding="utf-8").splitlines() if self.scores.exists() else []
         for scores in map(json.loads, lines):
             cycle = int(scores["cycle"])
-            half = load_file(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
+            half = load_tensors(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
             yield cycle, scores, half.float().numpy()
 
     def lengths(self) -> dict[str, int]:
