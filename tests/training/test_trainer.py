@@ -338,6 +338,33 @@ def test_a_collapse_goes_back_to_the_best_healthy_cycle_and_says_so(
     assert all(torch.equal(kept[key], value) for key, value in load_file(run.path / "model.safetensors").items())
 
 
+def test_a_collapse_in_the_last_cycle_needs_no_patience(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _collapsing(monkeypatch, after_cycle=2)
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__cycles=3))
+    assert run.delivery.model in ("cycle 1", "cycle 2")
+    assert "collapsed at cycle 3" in run.delivery.why
+
+
+@pytest.mark.parametrize("method", ["cvp", "coral"])
+def test_a_collapse_in_the_only_cycle_is_not_delivered(
+    method: str, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _collapsing(monkeypatch, after_cycle=0)
+    settings = tiny(method__name=method, training__cycles=1, training__pretrain_steps=40)
+    run = certvol.adapt(*folders, out=tmp_path / "run", **settings)
+    assert run.delivery.model == "pretrained"
+
+
+def test_a_collapse_in_the_only_cycle_can_fail_the_run(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _collapsing(monkeypatch, after_cycle=0)
+    with pytest.raises(RunFailed, match="collapsed at cycle 1"):
+        certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__cycles=1, guard__action="stop"))
+
+
 def test_a_collapse_from_the_start_delivers_the_pretrained_model(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,8 @@ class Trainer:
                 self._fit_features()
             else:
                 self._adapt(self.settings.cycles * self.method.stages)
+            if self.config.guard.action != "warn":
+                self.position.collapse = self.guard.signs  # no cycle follows that patience could wait for
             self.position.phase = "done"
             self._save()
         return self._deliver()
