@@ -15,7 +15,7 @@ from typing import Any
 from certvol.arguments import BENCHMARK_SHORTHANDS, SHORTHANDS, given_settings, read
 from certvol.errors import CertvolError, Interrupted, UserError
 from certvol.stopping import StopSignal
-from certvol.streams import silence
+from certvol.streams import LastingStderr, silence
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -77,7 +77,9 @@ class _Signals(StopSignal):
             raise Interrupted("stopped", 128 + number)
         self.received = number
         if _rank() == 0:
-            print("certvol: stopping after this step ...", file=sys.stderr)
+            # Ctrl-C may have ended whoever reads stderr too, or have come in the middle of a line. The step must still end.
+            with contextlib.suppress(OSError, RuntimeError):
+                LastingStderr().write("certvol: stopping after this step ...\n")
 
     def __call__(self) -> int | None:
         return self.received
