@@ -116,15 +116,6 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    place = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            os.fsync(place)
-    finally:
-        os.close(place)
-
-
 def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 

@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from certvol.config import DataConfig
 from certvol.data.cache import cache_folder
-from certvol.data.cache_blocks import checksum_of, sealed, sync, sync_folder
+from certvol.data.cache_blocks import checksum_of, sealed, sync
 from certvol.data.cache_room import GB, build_lock, gb, locked, make_room, remove_set, told_to_the_user
 from certvol.data.folders import printable
 from certvol.errors import UserError
+from certvol.file_systems import sync_folder
 from certvol.reporting import Progress
 
 Features = npt.NDArray[np.float32]

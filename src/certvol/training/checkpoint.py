@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from certvol.errors import RunFailed, UserError
+from certvol.file_systems import sync_folder
 
 POINTER = "latest.json"
 
@@ -40,20 +41,11 @@ def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
                 os.fsync(file.fileno())
         temporary.replace(path)
         if synced:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a failed write does not say where
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the new name outlives a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """The files of a run, and who may write them."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from certvol.errors import UserError
+from certvol.file_systems import held_alone
 from certvol.training.checkpoint import Checkpoints, append, append_line, load_tensors, write_atomically, write_tensors
 from certvol.training.tensorboard import TensorBoard
 
@@ -175,18 +175,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process at a time. A process that dies in any way leaves the run free."""
-        try:
-            file = (self.path / "lock").open("a")
-        except OSError as error:
-            raise UserError(f"cannot write into {self.path}: {error.strerror}") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"another process is writing the run {self.path}; wait for it, or stop it first"
-                ) from None
+        """One process at a time."""
+        refusal = f"another process is writing the run {self.path}; wait for it, or stop it first"
+        with held_alone(self.path / "lock", refusal):
             yield
 
     def write_json(self, path: Path, content: Any) -> None:
