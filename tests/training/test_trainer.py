@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -419,9 +420,49 @@ def test_a_target_that_lacks_classes_is_warned_of(folders: tuple[Path, Path], tm
     assert any("lacks classes" in text for text in ear.warned) or not harmed
 
 
-def test_trial_states_are_removed_once_a_mode_is_chosen(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def _left_of_trials(run: Path) -> list[str]:
+    states = [path for path in (run / "checkpoint").iterdir() if path.is_dir()]
+    return sorted(path.name for path in (*states, *(run / "cycles").glob("trial-*/best-*")))
+
+
+def test_trial_states_and_weights_are_removed_once_a_mode_is_chosen(folders: tuple[Path, Path], tmp_path: Path) -> None:
     run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(model__norm="auto"))
-    assert sorted(p.name for p in (run.path / "checkpoint").iterdir() if p.is_dir()) == []
+    assert _left_of_trials(run.path) == []
+    assert list((run.path / "cycles").glob("best-*"))
+
+
+def test_killed_before_a_trials_files_are_removed_a_run_removes_them_later(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from certvol.training.trainer import Trainer
+
+    class Killed(BaseException):
+        pass
+
+    settings = tiny(model__norm="auto", guard__select="mutual_information")
+    whole = certvol.adapt(*folders, out=tmp_path / "whole", **settings).path
+    for number in (0, 1):  # before the second checkpoint that needs no trials, and after it
+        with monkeypatch.context() as patch:
+            saves = 0
+
+            def saving(
+                trainer: Trainer, honest: Callable[[Trainer], None] = Trainer._save, number: int = number
+            ) -> None:
+                nonlocal saves
+                honest(trainer)
+                saves += trainer.position.phase == "adapt"
+                if saves > number:
+                    raise Killed
+
+            patch.setattr(Trainer, "_save", saving)
+            with pytest.raises(Killed):
+                certvol.adapt(*folders, out=tmp_path / str(number), **settings)
+        parts = tmp_path / str(number)
+        assert len(_left_of_trials(parts)) > 3
+        certvol.adapt(resume=parts)
+        assert _left_of_trials(parts) == []
+        for file in ("model.safetensors", "history.jsonl", "cycles/scores.jsonl", "predictions.csv"):
+            assert weights(parts, file) == weights(whole, file), file
 
 
 def test_the_guard_can_only_warn(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

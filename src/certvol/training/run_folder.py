@@ -38,6 +38,9 @@ class Journal:
     def best_weights(self, selector: str) -> Path:
         return self.cycles_folder / f"best-{selector}.safetensors"
 
+    def kept_weights(self) -> list[Path]:
+        return sorted(self.cycles_folder.glob("best-*.safetensors"))
+
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:
             check_present(self.run)
