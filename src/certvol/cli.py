@@ -148,7 +148,8 @@ def _benchmark(options: argparse.Namespace) -> int:
     command.show(summary.tables)
     for name, reason in summary.failures:
         print(f"failed: {name}: {printable(reason)}", file=sys.stderr)
-    print(f"tables: {options.out}/table.md, .tex, .csv; runs: {options.out}/results.csv")
+    shown = printable(options.out)
+    print(f"tables: {shown}/table.md, .tex, .csv; runs: {shown}/results.csv")
     return 1 if summary.failures else 0
 
 
@@ -184,14 +185,14 @@ def _closing_words(run: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     from certvol import demo
-    from certvol.console import ConsoleReporter, percent, print_table
+    from certvol.console import ConsoleReporter, percent, print_table, printable
     from certvol.report.page import report_on_finished
 
     accuracies = demo.run(Path(options.out), options.seed, ConsoleReporter(), _Signals())
     rows = [[name, percent(value)] for name, value in accuracies.items()]
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
     print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
-    print(f"each run, with a prediction for every image, is in {Path(options.out)}/<method>/")
+    print(f"each run, with a prediction for every image, is in {printable(str(Path(options.out)))}/<method>/")
     for method in accuracies:
         _say_report(report_on_finished(Path(options.out) / method, ConsoleReporter()))
     _demo_comparison(Path(options.out), list(accuracies))

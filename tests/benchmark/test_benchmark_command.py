@@ -237,6 +237,15 @@ def test_the_command_line(tmp_path: Path, played: list[Job], capsys: pytest.Capt
         assert said in capsys.readouterr().err
 
 
+def test_a_place_whose_name_is_no_unicode_is_printed(
+    tmp_path: Path, played: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    words = ["--data", str(DATA), "--out", out, "--tasks", "T-B", "--methods", "cvp", "--device", "cpu"]
+    assert run(["benchmark", "digits", *words]) == 0
+    assert r"caf\udce9/table.md" in capsys.readouterr().out
+
+
 def test_the_exit_code_tells_a_failure(
     tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,10 @@ def test_a_run_whose_folders_names_are_no_unicode(clean: Path, tmp_path: Path) -
     assert "cannot be used" not in said.err
     assert len(certvol.load(places[b"out"]).predict(list(places[b"t"].glob("*.png"))).labels) == 9
     assert spoken("report", str(places[b"out"])).code == 0
+    labelled = write_domain(Path(os.fsdecode(os.fsencode(tmp_path) + b"/labelled caf\xe9\n")), per_class=3)
+    said = spoken("evaluate", str(places[b"out"]), "--data", str(labelled))
+    assert said.code == 0
+    assert r"caf\udce9\n" in re.sub(r"\s", "", said.out)
     assert len(rows_of(places[b"out"] / "predictions.csv")) == 9
 
 
