@@ -305,6 +305,20 @@ def test_signals_save_and_say_how_to_go_on(number: int, code: int, folders: tupl
     assert (tmp_path / "run" / "checkpoint" / "latest.json").exists()
 
 
+def test_a_signal_that_also_ended_the_reader_of_stderr_saves(folders: tuple[str, str], tmp_path: Path) -> None:
+    """As Ctrl-C does with `2>&1 | tee log`."""
+    words = [*_adapt(Path(folders[0]), Path(folders[1]), tmp_path / "run"), "--training.pretrain_steps", "100000"]
+    process = subprocess.Popen([sys.executable, "-m", "certvol", *words], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "history.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.stderr is not None
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert (tmp_path / "run" / "checkpoint" / "latest.json").exists()
+
+
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(folders: tuple[str, str], tmp_path: Path) -> None:
     words = [*SETTINGS, "--training.pretrain_steps", "60", "--training.checkpoint_seconds", "0"]
     base = ["adapt", "--source", folders[0], "--target", folders[1]]

@@ -1,11 +1,20 @@
 """The embedded default, end to end, as `make demo` runs it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from certvol.cli import run
+
+
+def test_a_place_whose_name_is_no_unicode_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("certvol.demo.run", lambda *words: {"cvp": 0.5})
+    assert run(["demo", "--out", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")]) == 0
+    assert r"caf\udce9/<method>/" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -84,6 +84,20 @@ def test_other_weights_views_or_augmentation_are_other_features(tmp_path: Path, 
     assert not np.array_equal(plain, extract_features(module, INFO, images, 2, augment, data, CPU)[0])
 
 
+def test_features_of_another_decoder_are_others(
+    tmp_path: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = open_target(write_domain(tmp_path / "a"), SIZE, data)
+    module = backbone()
+    keys: list[str] = []
+    honest = extraction.open_features
+    monkeypatch.setattr(extraction, "open_features", lambda key, *rest: (keys.append(key), honest(key, *rest))[1])
+    for version in (1, 1, 2):
+        monkeypatch.setattr(extraction, "DECODER_VERSION", version)
+        extract_features(module, INFO, images, 1, AugmentConfig(), data, CPU)
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_an_extraction_leaves_the_module_as_it_was(tmp_path: Path, data: DataConfig) -> None:
     images = open_target(write_domain(tmp_path / "a", per_class=2), SIZE, data)
     module = backbone().train()

@@ -1,13 +1,15 @@
 """Streams that a caller closed, or that cannot be written: exit codes stay right, and nothing ends in a traceback."""
 
+import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from certvol.cli import ACTIONS, run
+from certvol.cli import ACTIONS, _Signals, run
 from certvol.console import ConsoleReporter
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -51,6 +53,24 @@ def test_progress_that_nobody_can_read_ends_no_run(monkeypatch: pytest.MonkeyPat
         reporter.start("work", 2)
         reporter.advance(2)
         reporter.finish()
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("reentrant call"), BrokenPipeError(32, "Broken pipe")])
+def test_a_signal_is_remembered_whatever_stderr_does(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise fault
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signals = _Signals()
+        monkeypatch.setattr(sys, "stderr", Broken())
+        with signals.deferred():
+            signal.raise_signal(signal.SIGTERM)
+        assert signals() == signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_an_unknown_file_system_error_is_not_taken_for_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from certvol.arguments import BENCHMARK_SHORTHANDS, SHORTHANDS, given_settings, read
 from certvol.errors import CertvolError, Interrupted, UserError
 from certvol.stopping import StopSignal
-from certvol.streams import silence
+from certvol.streams import LastingStderr, silence
 
 if TYPE_CHECKING:
     from certvol.data.check import CheckReport
@@ -83,7 +83,9 @@ class _Signals(StopSignal):
             raise Interrupted("stopped", 128 + number)
         self.received = number
         if _rank() == 0:
-            print("certvol: stopping after this step ...", file=sys.stderr)
+            # Ctrl-C may have ended whoever reads stderr too, or have come in the middle of a line. The step must still end.
+            with contextlib.suppress(OSError, RuntimeError):
+                LastingStderr().write("certvol: stopping after this step ...\n")
 
     def __call__(self) -> int | None:
         return self.received
@@ -152,7 +154,8 @@ def _benchmark(options: argparse.Namespace) -> int:
     command.show(summary.tables)
     for name, reason in summary.failures:
         print(f"failed: {name}: {printable(reason)}", file=sys.stderr)
-    print(f"tables: {options.out}/table.md, .tex, .csv; runs: {options.out}/results.csv")
+    shown = printable(options.out)
+    print(f"tables: {shown}/table.md, .tex, .csv; runs: {shown}/results.csv")
     return 1 if summary.failures else 0
 
 
@@ -188,14 +191,14 @@ def _closing_words(run: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     from certvol import demo
-    from certvol.console import ConsoleReporter, percent, print_table
+    from certvol.console import ConsoleReporter, percent, print_table, printable
     from certvol.report.page import report_on_finished
 
     accuracies = demo.run(Path(options.out), options.seed, ConsoleReporter(), _Signals())
     rows = [[name, percent(value)] for name, value in accuracies.items()]
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
     print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
-    print(f"each run, with a prediction for every image, is in {Path(options.out)}/<method>/")
+    print(f"each run, with a prediction for every image, is in {printable(str(Path(options.out)))}/<method>/")
     for method in accuracies:
         _say_report(report_on_finished(Path(options.out) / method, ConsoleReporter()))
     _demo_comparison(Path(options.out), list(accuracies))

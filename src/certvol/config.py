@@ -158,7 +158,7 @@ class GuardConfig:
     action: Literal["back", "stop", "warn"] = "back"
     """back: end adaptation and deliver the best healthy cycle; stop: fail the run; warn: say so and go on."""
     patience: int = 2
-    """Cycles in a row that must look collapsed."""
+    """Cycles in a row that must look collapsed; of the last cycles, fewer will do."""
     spread: float = 0.6
     """Collapsed: the number of classes in use falls below this share of what the pretrained model uses."""
     source_accuracy: float = 0.75

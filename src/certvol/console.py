@@ -84,9 +84,9 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], text_colu
     """On stdout. The first columns are text, the others figures. Cells are shown as they are, never as markup."""
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if number < text_columns else "right", overflow="fold")
+        table.add_column(Text(printable(column)), justify="left" if number < text_columns else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     width = None if sys.stdout.isatty() else 120

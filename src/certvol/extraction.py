@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from certvol.config import SMALLEST_IMAGE, AugmentConfig, DataConfig, ModelConfig
 from certvol.data.augment import cache_size, draw_parameters, test_view, train_view
+from certvol.data.decoding import DECODER_VERSION
 from certvol.data.domains import SourceImages, TargetImages, open_target, sort_keys
 from certvol.data.feature_cache import open_features
 from certvol.data.feature_files import check_place, write_features
@@ -60,6 +61,7 @@ def extract_features(
     rows[order] = np.arange(len(order))
     about = (
         VERSION,
+        DECODER_VERSION,
         info,
         views,
         asdict(augment) if views > 1 else None,

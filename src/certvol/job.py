@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from certvol import analysis
 from certvol.acceleration import prepare, uses_bf16
 from certvol.config import Config
+from certvol.data.batches import LEAST_TO_HOLD_OUT, hold_out
 from certvol.errors import RunFailed, UserError
 from certvol.evaluation import target_labels
 from certvol.inference import Outputs
@@ -75,9 +76,18 @@ class Job:
 
     def _check_choice(self) -> None:
         """Before training: a score that this run will not have cannot choose."""
-        select = self.config.guard.select
-        if select == "source_accuracy" and self.config.data.holdout == 0:
-            raise UserError("`guard.select source_accuracy` needs held-out source images: set `data.holdout` above 0")
+        select, share = self.config.guard.select, self.config.data.holdout
+        if select == "source_accuracy":
+            if share == 0:
+                raise UserError(
+                    "`guard.select source_accuracy` needs held-out source images: set `data.holdout` above 0"
+                )
+            classes = len(self.source.classes)
+            if len(hold_out(self.source.labels, classes, share, self.config.training.seed)[1]) == 0:
+                raise UserError(
+                    f"`guard.select source_accuracy` needs held-out source images, and none of the {classes} classes has the "
+                    f"{LEAST_TO_HOLD_OUT} images from which one is held out: add images, or choose another score"
+                )
         if select == "sigma" and self.method.sigma(torch.zeros(1, self.info.dim)) is None:
             raise UserError(
                 f"`guard.select sigma` needs a method with a sigma, which {self.config.method_name} has not"

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from certvol import methods
@@ -31,7 +30,7 @@ from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
 from certvol.reporting import Reporter
 from certvol.seeding import torch_seed
-from certvol.training.checkpoint import load_into, read_about
+from certvol.training.checkpoint import load_into, load_tensors, read_about
 from certvol.training.run_folder import RunFolder
 
 PREDICT_BATCH = 256
@@ -162,7 +161,7 @@ def load(run: str | Path, device: str = "auto", which: Literal["model", "pretrai
             raise ValueError("it names no classes")
         if mode not in get_args(Mode):
             raise ValueError("it names no normalisation that there is")
-        tensors = load_file(weights)
+        tensors = load_tensors(weights)
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
         raise UserError(f"{weights} is damaged or no weights of certvol: {error}") from None
     backbone, info = seeded_backbone(replace(config.model, weights="none"), config.data.image_size, 0)

@@ -197,6 +197,19 @@ def test_two_at_a_time_in_one_folder_are_refused(tmp_path: Path, played: list[Jo
             _benchmark(tmp_path)
 
 
+def test_a_file_system_without_locks_is_no_other_benchmark(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import fcntl
+
+    def none(file: object, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    assert not _benchmark(tmp_path).failures
+
+
 def test_the_command_line(tmp_path: Path, played: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "benchmark",
@@ -222,6 +235,15 @@ def test_the_command_line(tmp_path: Path, played: list[Job], capsys: pytest.Capt
     ):
         assert run([*words, *more]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_place_whose_name_is_no_unicode_is_printed(
+    tmp_path: Path, played: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    words = ["--data", str(DATA), "--out", out, "--tasks", "T-B", "--methods", "cvp", "--device", "cpu"]
+    assert run(["benchmark", "digits", *words]) == 0
+    assert r"caf\udce9/table.md" in capsys.readouterr().out
 
 
 def test_the_exit_code_tells_a_failure(

@@ -51,6 +51,17 @@ def test_a_build_goes_on_after_its_last_whole_chunk(tmp_path: Path) -> None:
     assert maker.asked == [(8, 10)]
 
 
+def test_a_line_without_its_end_is_not_whole(tmp_path: Path) -> None:
+    """What is written behind it would be one line with it, which no later build could read."""
+    with pytest.raises(KeyboardInterrupt):
+        open_features(KEY, SHAPE, Maker(fail_at=8), 4, config(tmp_path))
+    journal = tmp_path / f"{KEY}.building" / "journal"
+    journal.write_bytes(journal.read_bytes()[:-1])
+    maker = Maker()
+    assert np.array_equal(open_features(KEY, SHAPE, maker, 4, config(tmp_path)), ROWS)
+    assert maker.asked == [(4, 8), (8, 10)]
+
+
 def test_a_journal_that_says_more_than_there_is_is_not_believed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         open_features(KEY, SHAPE, Maker(fail_at=8), 4, config(tmp_path))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from corpus import INJECTED, Corpus, Pictures, write_corpus
 
+import certvol
 from certvol.cli import run
 from certvol.data import folders
 from certvol.data.folders import labels_of, scan
@@ -193,12 +194,21 @@ def test_an_output_whose_name_is_no_unicode_is_written(
 
 
 def test_a_run_whose_folders_names_are_no_unicode(clean: Path, tmp_path: Path) -> None:
-    """Also after a stop: the names go through config.yaml."""
+    """Also after a stop: the names go through config.yaml, and all tensors are read again. A trial reads states of its own."""
     places = {name: Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name + b" caf\xe9\n")) for name in (b"t", b"out")}
     write_domain(places[b"t"], per_class=3, flat=True)
-    assert spoken(*adapting(clean, places[b"t"], places[b"out"])).code == 0
+    assert spoken(*adapting(clean, places[b"t"], places[b"out"], "--model.norm", "auto")).code == 0
     (places[b"out"] / "model.safetensors").unlink()
-    assert spoken("adapt", "--resume", str(places[b"out"])).code == 0
+    said = spoken("adapt", "--resume", str(places[b"out"]))
+    assert said.code == 0
+    assert "going on from done" in said.err
+    assert "cannot be used" not in said.err
+    assert len(certvol.load(places[b"out"]).predict(list(places[b"t"].glob("*.png"))).labels) == 9
+    assert spoken("report", str(places[b"out"])).code == 0
+    labelled = write_domain(Path(os.fsdecode(os.fsencode(tmp_path) + b"/labelled caf\xe9\n")), per_class=3)
+    said = spoken("evaluate", str(places[b"out"]), "--data", str(labelled))
+    assert said.code == 0
+    assert r"caf\udce9\n" in re.sub(r"\s", "", said.out)
     assert len(rows_of(places[b"out"] / "predictions.csv")) == 9
 
 

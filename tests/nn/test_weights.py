@@ -25,6 +25,12 @@ def test_safetensors_are_read(tmp_path: Path, tensors: dict[str, Tensor]) -> Non
     assert same(read_weights(tmp_path / "w.safetensors"), tensors)
 
 
+def test_a_name_that_is_no_unicode_is_a_name(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, tmp_path / "w.safetensors")
+    odd = (tmp_path / "w.safetensors").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    assert same(read_weights(odd), tensors)
+
+
 @pytest.mark.parametrize("suffix", ["pth", "pt", "bin", "safetensors"])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_torch_files_are_read_whatever_their_name(

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,9 @@ import torch
 from certvol.training.checkpoint import (
     Checkpoints,
     State,
+    load_tensors,
     optimizer_tensors,
+    read_about,
     restore_optimizer,
     write_atomically,
     write_tensors,
@@ -38,6 +41,45 @@ def test_two_states_are_kept_and_no_more(tmp_path: Path) -> None:
     for value in range(5):
         checkpoints.save(_state(value))
     assert len(list(tmp_path.glob("state-*"))) == 2
+
+
+def test_states_and_weights_in_a_folder_whose_name_is_no_unicode(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(_state(1))
+    assert _value(checkpoints) == (1, 0)
+    write_tensors(folder / "weights.safetensors", {"x": torch.arange(3)}, {"norm": "mixed"})
+    assert load_tensors(folder / "weights.safetensors")["x"].tolist() == [0, 1, 2]
+    assert read_about(folder / "weights.safetensors") == {"norm": "mixed"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"1",
+        b'"a"',
+        b'{"__metadata__": 1}',
+        b'{"__metadata__": {"certvol": 1}}',
+        b'{"__metadata__": {"certvol": "[]"}}',
+    ],
+)
+def test_what_is_told_of_another_file_is_refused(tmp_path: Path, header: bytes) -> None:
+    file = tmp_path / "weights.safetensors"
+    for length in (len(header), 1 << 62):
+        file.write_bytes(length.to_bytes(8, "little") + header)
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            read_about(file)
+
+
+def test_what_is_told_of_a_cut_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    write_tensors(file, {"x": torch.arange(3)}, {"norm": "mixed"})
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not whole"):
+        read_about(file)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])

@@ -139,5 +139,7 @@ def test_a_score_that_the_run_cannot_have_is_refused_before_it_begins(
         certvol.adapt(*folders, out=tmp_path / "a", **tiny(method__name="basic", guard__select="sigma"))
     with pytest.raises(UserError, match="held-out source"):
         certvol.adapt(*folders, out=tmp_path / "b", **tiny(data__holdout=0.0, guard__select="source_accuracy"))
-    assert not (tmp_path / "a").exists()
-    assert not (tmp_path / "b").exists()
+    few = write_domain(tmp_path / "few", per_class=4)
+    with pytest.raises(UserError, match="none of the 3 classes has the 5 images"):
+        certvol.adapt(few, folders[1], out=tmp_path / "c", **tiny(guard__select="source_accuracy"))
+    assert not [name for name in "abc" if (tmp_path / name).exists()]

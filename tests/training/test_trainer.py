@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -338,6 +339,33 @@ def test_a_collapse_goes_back_to_the_best_healthy_cycle_and_says_so(
     assert all(torch.equal(kept[key], value) for key, value in load_file(run.path / "model.safetensors").items())
 
 
+def test_a_collapse_in_the_last_cycle_needs_no_patience(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _collapsing(monkeypatch, after_cycle=2)
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__cycles=3))
+    assert run.delivery.model in ("cycle 1", "cycle 2")
+    assert "collapsed at cycle 3" in run.delivery.why
+
+
+@pytest.mark.parametrize("method", ["cvp", "coral"])
+def test_a_collapse_in_the_only_cycle_is_not_delivered(
+    method: str, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _collapsing(monkeypatch, after_cycle=0)
+    settings = tiny(method__name=method, training__cycles=1, training__pretrain_steps=40)
+    run = certvol.adapt(*folders, out=tmp_path / "run", **settings)
+    assert run.delivery.model == "pretrained"
+
+
+def test_a_collapse_in_the_only_cycle_can_fail_the_run(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _collapsing(monkeypatch, after_cycle=0)
+    with pytest.raises(RunFailed, match="collapsed at cycle 1"):
+        certvol.adapt(*folders, out=tmp_path / "run", **tiny(training__cycles=1, guard__action="stop"))
+
+
 def test_a_collapse_from_the_start_delivers_the_pretrained_model(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,9 +420,49 @@ def test_a_target_that_lacks_classes_is_warned_of(folders: tuple[Path, Path], tm
     assert any("lacks classes" in text for text in ear.warned) or not harmed
 
 
-def test_trial_states_are_removed_once_a_mode_is_chosen(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def _left_of_trials(run: Path) -> list[str]:
+    states = [path for path in (run / "checkpoint").iterdir() if path.is_dir()]
+    return sorted(path.name for path in (*states, *(run / "cycles").glob("trial-*/best-*")))
+
+
+def test_trial_states_and_weights_are_removed_once_a_mode_is_chosen(folders: tuple[Path, Path], tmp_path: Path) -> None:
     run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(model__norm="auto"))
-    assert sorted(p.name for p in (run.path / "checkpoint").iterdir() if p.is_dir()) == []
+    assert _left_of_trials(run.path) == []
+    assert list((run.path / "cycles").glob("best-*"))
+
+
+def test_killed_before_a_trials_files_are_removed_a_run_removes_them_later(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from certvol.training.trainer import Trainer
+
+    class Killed(BaseException):
+        pass
+
+    settings = tiny(model__norm="auto", guard__select="mutual_information")
+    whole = certvol.adapt(*folders, out=tmp_path / "whole", **settings).path
+    for number in (0, 1):  # before the second checkpoint that needs no trials, and after it
+        with monkeypatch.context() as patch:
+            saves = 0
+
+            def saving(
+                trainer: Trainer, honest: Callable[[Trainer], None] = Trainer._save, number: int = number
+            ) -> None:
+                nonlocal saves
+                honest(trainer)
+                saves += trainer.position.phase == "adapt"
+                if saves > number:
+                    raise Killed
+
+            patch.setattr(Trainer, "_save", saving)
+            with pytest.raises(Killed):
+                certvol.adapt(*folders, out=tmp_path / str(number), **settings)
+        parts = tmp_path / str(number)
+        assert len(_left_of_trials(parts)) > 3
+        certvol.adapt(resume=parts)
+        assert _left_of_trials(parts) == []
+        for file in ("model.safetensors", "history.jsonl", "cycles/scores.jsonl", "predictions.csv"):
+            assert weights(parts, file) == weights(whole, file), file
 
 
 def test_the_guard_can_only_warn(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

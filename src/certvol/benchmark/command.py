@@ -1,6 +1,5 @@
 """`certvol benchmark`: plans the runs of a suite, has them run, and writes their tables."""
 
-import fcntl
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from certvol.benchmark.results import DONE, STOPPED, WAITING, Result, read_resul
 from certvol.benchmark.worker import Outcome, standing
 from certvol.config import read_settings_file
 from certvol.errors import Interrupted, UserError
+from certvol.file_systems import held_alone
 from certvol.reporting import Reporter
 from certvol.selection import SELECTORS
 from certvol.stopping import StopSignal
@@ -166,11 +166,8 @@ class Benchmark:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        with (self.out / "lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another benchmark is writing {self.out}; wait for it, or stop it first") from None
+        refusal = f"another benchmark is writing {self.out}; wait for it, or stop it first"
+        with held_alone(self.out / "lock", refusal):
             yield
 
     def _pool(self) -> Pool:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from certvol.__main__ import main as certvol_command
+from certvol.file_systems import flock
 
 PATIENCE = 120.0  # seconds for the run's last process to save its state and go
 PR_SET_PDEATHSIG = 1
@@ -40,7 +41,7 @@ def _wait_until_free(lock: Path) -> None:
     while lock.exists() and time.monotonic() < until:
         with lock.open("a") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError:
                 time.sleep(0.2)

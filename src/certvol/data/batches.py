@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from certvol.seeding import numpy_generator
 
 Indices = NDArray[np.int64]
+LEAST_TO_HOLD_OUT = 5  # images of a class
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def hold_out(labels: Indices, num_classes: int, share: float, seed: int, most: i
     rng = numpy_generator(seed, "holdout")
     held = []
     for positions in by_class(labels, num_classes):
-        count = max(1, int(share * len(positions))) if share > 0 and len(positions) >= 5 else 0
+        count = max(1, int(share * len(positions))) if share > 0 and len(positions) >= LEAST_TO_HOLD_OUT else 0
         held.append(rng.permutation(positions)[:count])
     out = np.sort(np.concatenate(held)) if held else np.empty(0, dtype=np.int64)
     if len(out) > most:

@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from certvol.config import DataConfig
-from certvol.data.cache_blocks import BlockWriter, checksum_of, digest_of, sealed, sync, sync_folder
+from certvol.data.cache_blocks import BlockWriter, checksum_of, digest_of, sealed, sync
 from certvol.data.cache_room import GB, build_lock, gb, locked, make_room, remove_set, told_to_the_user
 from certvol.data.decoding import DECODER_VERSION
 from certvol.data.folders import Listing, printable, reason_of
 from certvol.data.reading import HASH_BYTES, can_be_read, open_to_read, read_at_most, read_images
 from certvol.errors import UserError
+from certvol.file_systems import sync_folder
 from certvol.reporting import Progress
 
 BLOCK_BYTES = 32 << 20  # pixels between two lines of the journal: a kill costs two such blocks at most

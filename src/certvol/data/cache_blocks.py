@@ -39,7 +39,7 @@ class BlockWriter:
         self._journal.seek(0)
         valid = 0
         for line in self._journal:
-            record = _journal_record(line)
+            record = journal_record(line)
             if record is None or record["rows"] > rows_there:
                 break
             valid += len(line)
@@ -116,15 +116,6 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    place = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            os.fsync(place)
-    finally:
-        os.close(place)
-
-
 def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
@@ -138,10 +129,12 @@ def sealed(content: Any) -> bytes:
     return json.dumps({"content": content, "checksum": checksum_of(content)}).encode()
 
 
-def _journal_record(line: bytes) -> dict[str, Any] | None:
+def journal_record(line: bytes) -> dict[str, Any] | None:
+    """What a line of `sealed` holds; None where the line is not whole."""
     try:
         record = json.loads(line)
-        content: dict[str, Any] = record["content"]
-        return content if line.endswith(b"\n") and record["checksum"] == checksum_of(content) else None
+        content = record["content"]
+        whole = line.endswith(b"\n") and record["checksum"] == checksum_of(content)
+        return content if whole and isinstance(content, dict) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

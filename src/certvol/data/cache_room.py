@@ -11,6 +11,7 @@ from pathlib import Path
 
 from certvol.data.folders import printable, reason_of
 from certvol.errors import RunFailed, UserError
+from certvol.file_systems import flock
 from certvol.reporting import Progress
 
 GB = 1e9
@@ -100,22 +101,13 @@ def locked(path: Path, kind: int) -> int:
             except FileNotFoundError:
                 raise error from None  # that the place cannot be written is what the user has to know
         try:
-            _flock(file, kind)
+            flock(file, kind)
             if _is_at(file, path):
                 return file
         except BaseException:
             os.close(file)
             raise
         os.close(file)  # the set was evicted between opening and locking: that lock protects nothing
-
-
-def _flock(file: int, kind: int) -> None:
-    try:
-        fcntl.flock(file, kind)
-    except OSError as error:
-        # Some network file systems have no locks. One process at a time works there all the same.
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
 
 
 def _is_at(file: int, path: Path) -> bool:

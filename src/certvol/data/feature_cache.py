@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from certvol.config import DataConfig
 from certvol.data.cache import cache_folder
-from certvol.data.cache_blocks import checksum_of, sealed, sync, sync_folder
+from certvol.data.cache_blocks import checksum_of, journal_record, sealed, sync
 from certvol.data.cache_room import GB, build_lock, gb, locked, make_room, remove_set, told_to_the_user
 from certvol.data.folders import printable
 from certvol.errors import UserError
+from certvol.file_systems import sync_folder
 from certvol.reporting import Progress
 
 Features = npt.NDArray[np.float32]
@@ -132,14 +133,11 @@ class _FeatureSet:
         done = valid = 0
         there = os.fstat(rows.fileno()).st_size // self.row_bytes
         for line in journal:
-            try:
-                record = json.loads(line)
-                content = record["content"]
-                if record["checksum"] != checksum_of(content) or content["chunk"] != chunk or content["rows"] > there:
-                    break
-            except (ValueError, KeyError, TypeError, RecursionError):
+            record = journal_record(line) or {}
+            rows_then = record.get("rows") if record.get("chunk") == chunk else None
+            if not isinstance(rows_then, int) or not done <= rows_then <= there:
                 break
-            done, valid = int(content["rows"]), valid + len(line)
+            done, valid = rows_then, valid + len(line)
         rows.truncate(done * self.row_bytes)
         journal.truncate(valid)
         return done

@@ -42,10 +42,10 @@ _OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
-        tensors: Mapping[str, Any] = load_file(path, device="cpu")
+        tensors: Mapping[str, Any] = load(path.read_bytes())  # by itself it opens no path that is not Unicode
         return tensors
     except (SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"{path} is not a whole safetensors file ({_first_line(error)}); fetch it again") from None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from certvol import uncertainty
 from certvol.config import read_settings_file, shown
@@ -262,7 +262,7 @@ def _images(predicted: Mapping[str, list[str]], measured: Mapping[str, list[str]
 
 
 def _features(file: Path, count: int) -> Features:
-    found = load_file(file)
+    found = load(file.read_bytes())  # safetensors itself opens no path that is not Unicode
     rows_n = found["indices"].astype(np.int64)
     pretrained_nD, adapted_nD = (found[name].astype(np.float32) for name in ("pretrained", "adapted"))
     if rows_n.ndim != 1 or len(rows_n) < 8 or not len(rows_n) == len(pretrained_nD) == len(adapted_nD):

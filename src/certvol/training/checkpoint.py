@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from certvol.errors import RunFailed, UserError
+from certvol.file_systems import sync_folder
 
 POINTER = "latest.json"
 FORMAT = "certvol/1"
@@ -42,20 +43,11 @@ def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
                 os.fsync(file.fileno())
         temporary.replace(path)
         if synced:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a failed write does not say where
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the new name outlives a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -84,18 +76,30 @@ def write_tensors(
     write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, header), synced)
 
 
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """By their bytes: safetensors itself opens no path that is not Unicode. OSError or SafetensorError where there are none."""
+    return load(path.read_bytes())
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Weights of this run that it has written before. By their bytes: safetensors opens no path that is not Unicode."""
+    """Weights of this run that it has written before."""
     try:
-        return load(path.read_bytes())
+        return load_tensors(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise RunFailed(f"{path} is missing, damaged or no weights of certvol ({error}); start the run anew") from None
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What `write_tensors` was told about the file. KeyError, ValueError or SafetensorError where it is another's file."""
-    with safe_open(path, "pt") as file:
-        about = json.loads((file.metadata() or {})["certvol"])
+    """What `write_tensors` was told about the file. OSError, KeyError, TypeError, ValueError or RecursionError where it is
+    another's file or not whole."""
+    with path.open("rb") as file:
+        length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+        if length > size:  # asked before so much memory is
+            raise ValueError("its header is incomplete")
+        header = dict(json.loads(file.read(length)))
+    about = json.loads(header.pop("__metadata__")["certvol"])
+    if 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0) != size:
+        raise ValueError("the file is not whole")
     if not isinstance(about, dict):
         raise ValueError("its header is not certvol's")
     return about
@@ -175,7 +179,7 @@ class Checkpoints:
                     raise ValueError("its checksum is wrong")
                 if not isinstance(entry["facts"], dict):
                     raise ValueError("its facts are missing")
-                state = State(load_file(path), entry["facts"])
+                state = State(load_tensors(path), entry["facts"])
                 self.sound = entry
                 return state, warnings
             except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -27,9 +27,8 @@ class Guard:
 
     def look(self, cycle: int, scores: Scores) -> tuple[list[str], bool]:
         """(signs of collapse in words, whether this is the best healthy cycle so far)."""
-        signs = signs_of_collapse(scores, self.pretrained, self.config.spread, self.config.source_accuracy)
         self.last = scores
-        if signs:
+        if signs := self.signs:
             self.collapsed_in_a_row += 1
             return signs, False
         self.collapsed_in_a_row = 0
@@ -38,6 +37,11 @@ class Guard:
         if better and score is not None:
             self.best_cycle, self.best_score = cycle, score
         return [], better
+
+    @property
+    def signs(self) -> list[str]:
+        """Of collapse in the newest cycle, in words."""
+        return signs_of_collapse(self.last, self.pretrained, self.config.spread, self.config.source_accuracy)
 
     @property
     def alarmed(self) -> bool:

@@ -1,6 +1,5 @@
 """The files of a run, and who may write them."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from certvol.errors import UserError
-from certvol.training.checkpoint import Checkpoints, append, append_line, write_atomically, write_tensors
+from certvol.file_systems import held_alone
+from certvol.training.checkpoint import Checkpoints, append, append_line, load_tensors, write_atomically, write_tensors
 from certvol.training.tensorboard import TensorBoard
 
 
@@ -38,6 +37,9 @@ class Journal:
 
     def best_weights(self, selector: str) -> Path:
         return self.cycles_folder / f"best-{selector}.safetensors"
+
+    def kept_weights(self) -> list[Path]:
+        return sorted(self.cycles_folder.glob("best-*.safetensors"))
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:
@@ -65,7 +67,7 @@ class Journal:
         lines = self.scores.read_text(encoding="utf-8").splitlines() if self.scores.exists() else []
         for scores in map(json.loads, lines):
             cycle = int(scores["cycle"])
-            half = load_file(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
+            half = load_tensors(self.cycles_folder / f"{cycle:04d}.safetensors")["probabilities"]
             yield cycle, scores, half.float().numpy()
 
     def lengths(self) -> dict[str, int]:
@@ -176,18 +178,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process at a time. A process that dies in any way leaves the run free."""
-        try:
-            file = (self.path / "lock").open("a")
-        except OSError as error:
-            raise UserError(f"cannot write into {self.path}: {error.strerror}") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"another process is writing the run {self.path}; wait for it, or stop it first"
-                ) from None
+        """One process at a time."""
+        refusal = f"another process is writing the run {self.path}; wait for it, or stop it first"
+        with held_alone(self.path / "lock", refusal):
             yield
 
     def write_json(self, path: Path, content: Any) -> None:

@@ -115,11 +115,14 @@ class Trainer:
             self._begin_adaptation()
         if self.position.phase == "trial":
             self._choose_mode()
+        self._drop_trials()
         if self.position.phase == "adapt":
             if self.method.closed_form:
                 self._fit_features()
             else:
                 self._adapt(self.settings.cycles * self.method.stages)
+            if self.config.guard.action != "warn":
+                self.position.collapse = self.guard.signs  # no cycle follows that patience could wait for
             self.position.phase = "done"
             self._save()
         return self._deliver()
@@ -210,9 +213,19 @@ class Trainer:
         self.journal.adopt(self.run.trial_journal(chosen))
         self.position.phase = "adapt"
         self._save()
-        self._save()  # twice: with the trials' states gone, the checkpoint before the newest must not need them
-        for side in ("start", *(f"trial-{mode}" for mode in TRIAL_MODES)):
-            self._side_state(side).remove()
+
+    def _drop_trials(self) -> None:
+        """States and weights of trials that are over, also where a kill came before: the chosen ones are the run's own now."""
+        sides = [self._side_state(side) for side in ("start", *(f"trial-{mode}" for mode in TRIAL_MODES))]
+        kept = [file for mode in TRIAL_MODES for file in self.run.trial_journal(mode).kept_weights()]
+        left = self.team.main and bool(kept or [side for side in sides if side.folder.exists()])
+        if self.team.agree(1 if left else None) is None:
+            return
+        self._save()  # once more: with all that gone, the checkpoint before the newest must not need it
+        for side in sides:
+            side.remove()
+        for file in kept if self.team.main else ():
+            file.unlink(missing_ok=True)
 
     def _adapt(self, until_cycle: int) -> None:
         what = "adapting" if self.position.trial is None else f"trial of {self.position.trial}"
