@@ -62,7 +62,8 @@ def test_facts_of_a_run_and_of_one_that_tells_nothing(tmp_path: Path) -> None:
     }
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
     facts = read_facts(RunFolder(tmp_path))
-    assert facts == pytest.approx({"oscillation": 12.5, "least correlation": 0.5, "sigma": 1.5})
+    correlations = {f"correlation {name}": value for name, value in pearson.items()}
+    assert facts == pytest.approx({"oscillation": 12.5, "sigma": 1.5, **correlations})
     found = {"correlations": None, "measures": {"probability": {"median": 0.5}}}
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
     assert read_facts(RunFolder(tmp_path)) == {}
@@ -70,7 +71,14 @@ def test_facts_of_a_run_and_of_one_that_tells_nothing(tmp_path: Path) -> None:
 
 def result(method: str, seed: int, last: float, **facts: float) -> Result:
     return Result(
-        "A-B", method, seed, "accuracy", "", "done", last=last, facts={k.replace("_", " "): v for k, v in facts.items()}
+        "A-B",
+        method,
+        seed,
+        "accuracy",
+        "",
+        "done",
+        last=last,
+        facts={k.replace("_", " ", 1): v for k, v in facts.items()},
     )
 
 
@@ -81,7 +89,7 @@ def runs(gain: float, seeds: int) -> list[Result]:
         for seed in range(seeds)
         for run in (
             result("basic", seed, 0.5 + 0.01 * seed, oscillation=10.0),
-            result("cvp", seed, 0.5 + gain + 0.01 * seed, oscillation=8.0, least_correlation=0.6),
+            result("cvp", seed, 0.5 + gain + 0.01 * seed, oscillation=8.0, correlation_mcd_mu=0.6),
         )
     ]
 
@@ -108,4 +116,4 @@ def test_only_claims_with_runs_are_there_and_their_figures_are_means() -> None:
     assert claims.find([]) == []
     text = markdown([claim_table(claims.find(runs(0.03, 6)))])
     assert "| (b) cvp beats basic | +3.0 ± 0.0 points | 6 | 0.031 | seen |" in text
-    assert "the least of the five) | +0.60 ± 0.00 | 6 |" in text
+    assert "mean of MC-dropout (MCD_mu), Pearson's r | +0.60 ± 0.00 | 6 |" in text

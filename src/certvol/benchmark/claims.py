@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from certvol.benchmark.results import Result
 from certvol.benchmark.statistics import SIGNIFICANT, least_p, sign_flip_p
+from certvol.uncertainty import COMPARED_WITH_SIGMA, MEASURES
 
 FULL, BASIC, SOURCE = "cvp", "basic", "source_only"
 WITHOUT_SAMPLES = "cvp@method.samples_weight=0"
@@ -37,6 +38,12 @@ def _accuracy(result: Result) -> float:
     return result.last
 
 
+def _correlation(measure: str) -> Claim:
+    title = MEASURES[measure].title
+    words = f"sigma correlates with certainty by: {title}, Pearson's r"
+    return Claim("d", words, "", (FULL,), lambda own: own.facts[f"correlation {measure}"], digits=2)
+
+
 CLAIMS = (
     _gain(SOURCE, "adaptation beats source only", "a"),
     _gain(BASIC, "cvp beats basic", "b"),
@@ -49,14 +56,7 @@ CLAIMS = (
         (FULL, BASIC),
         lambda own, other: 100 * (1 - own.facts["oscillation"] / other.facts["oscillation"]),
     ),
-    Claim(
-        "d",
-        "sigma correlates with each of the five measures (Pearson's r, the least of the five)",
-        "",
-        (FULL,),
-        lambda own: own.facts["least correlation"],
-        digits=2,
-    ),
+    *map(_correlation, COMPARED_WITH_SIGMA),
     Claim(
         "d",
         "sigma is excessive without the samples loss (median over the target)",

@@ -20,8 +20,9 @@ def read_facts(files: RunFolder) -> dict[str, float]:
         if found.get("oscillation"):
             facts["oscillation"] = float(found["oscillation"]["total"])
         pearson = (found.get("correlations") or {}).get("pearson") or {}
-        if all(pearson.get(name) is not None for name in COMPARED_WITH_SIGMA):
-            facts["least correlation"] = min(float(pearson[name]) for name in COMPARED_WITH_SIGMA)
+        facts |= {
+            f"correlation {name}": float(pearson[name]) for name in COMPARED_WITH_SIGMA if pearson.get(name) is not None
+        }
         if (sigma := found["measures"].get("sigma")) and sigma.get("median") is not None:
             facts["sigma"] = float(sigma["median"])
     if files.journal.history.exists():
