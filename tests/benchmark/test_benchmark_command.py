@@ -313,6 +313,14 @@ def whole(_data: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+def test_methods_in_closed_form_can_be_asked_for_again(tmp_path: Path) -> None:
+    words = ["benchmark", "digits", "--data", str(DATA), "--out", str(tmp_path), "--tasks", "T-B", "--methods", "coral"]
+    for _ in range(2):
+        assert run([*words, "--training.pretrain_steps", "20", "--training.batch_size", "32", "--device", "cpu"]) == 0
+    assert [row["status"] for row in _rows(tmp_path)] == ["done"]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the runs by /proc")
 def test_killed_halfway_and_started_again_it_ends_with_the_same_table(whole: Path, tmp_path: Path) -> None:
     parts = tmp_path / "parts"
