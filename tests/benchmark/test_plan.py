@@ -80,6 +80,15 @@ def test_settings_of_one_method_are_for_it_alone() -> None:
         plan.settings_of(variants[0], METHODS, "default", {}, {}, {"training.cycle": 3})
 
 
+def test_a_file_of_one_method_gives_others_none_of_its_methods_settings() -> None:
+    file = {"method.name": "can", "method.weight": 0.123, "training.cycles": 3}
+    can, dann = (plan.settings_of(plan.Variant(n), METHODS, "default", {}, file, {}) for n in ("can", "dann"))
+    assert (can.method.weight, dann.method) == (0.123, METHODS["dann"]())
+    assert can.training.cycles == dann.training.cycles == 3
+    given = plan.settings_of(plan.Variant("dann"), METHODS, "default", {}, file, {"method.weight": "2"})
+    assert given.method.weight == 2
+
+
 def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None:
     variant = plan.Variant("cvp")
     config = plan.settings_of(variant, METHODS, "quick", {}, {}, {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from certvol.config import SECTIONS, Config, flatten, nearest, read_settings_file, resolve
+from certvol.config import SECTIONS, Config, flatten, for_method, nearest, read_settings_file, resolve
 from certvol.errors import UserError
 from certvol.fixed_features import settled
 
@@ -106,7 +106,7 @@ def settings_of(
 
     Settings of a method that other methods do not have are for those that do.
     """
-    joined = {**of_suite, **file, **given, "method.name": variant.method}
+    joined = {**of_suite, **for_method(file, variant.method), **given, "method.name": variant.method}
     config = resolve(methods, preset, joined, dict(variant.settings))
     weights, cache = (_absolute(path) for path in (config.model.weights, config.data.cache_dir))
     anchored = dataclasses.replace(
