@@ -89,3 +89,12 @@ def test_an_unfinished_run_is_no_model(run: certvol.Run, tmp_path: Path) -> None
     (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
     with pytest.raises(UserError, match="not complete"):
         certvol.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "more", [{"source": "s"}, {"out": "o"}, {"preset": "paper"}, {"config": "c.yaml"}, {"training": {"cycles": 3}}]
+)
+def test_a_resumed_run_takes_nothing_else(run: certvol.Run, more: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="as it was begun: give no other"):
+        certvol.adapt(resume=run.path, **more)
+    assert certvol.adapt(resume=run.path).path == run.path

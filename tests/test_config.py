@@ -86,6 +86,18 @@ def test_a_file_of_another_method_gives_its_other_settings() -> None:
     assert (config.method_name, config.training.cycles) == ("basic", 3)
 
 
+def test_a_file_of_another_method_gives_none_of_its_methods_settings() -> None:
+    """Not even one that both have by name: can's weight is of another term than dann's."""
+    file = {"method.name": "can", "method.weight": 0.123, "training.cycles": 3}
+    assert resolve(METHODS, file=file).method.weight == 0.123
+    config = resolve(METHODS, file=file, overrides={"method.name": "dann"})
+    assert config.method == METHODS["dann"]()
+    assert config.training.cycles == 3
+    assert resolve(METHODS, file=file, overrides={"method.name": "dann", "method.weight": 2}).method.weight == 2
+    no_name = {"method.weight": 0.123}
+    assert resolve(METHODS, file=no_name, overrides={"method.name": "dann"}).method.weight == 0.123
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_preset_fits_every_method_and_comes_back_from_its_own_yaml(

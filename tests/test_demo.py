@@ -40,3 +40,12 @@ def test_the_demo_adapts_and_can_be_run_again(tmp_path: Path, capsys: pytest.Cap
     assert (out / "cvp" / "model.safetensors").read_bytes() == before
     assert run(["demo", "--out", str(out), "--seed", "1"]) == 2
     assert "seed 0, not 1" in capsys.readouterr().err
+
+
+def test_the_demo_leaves_a_users_data_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "data" / "source" / "cats" / "1.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    assert run(["demo", "--out", str(tmp_path)]) == 2
+    assert "move it away" in capsys.readouterr().err
+    assert mine.read_bytes() == b"mine"

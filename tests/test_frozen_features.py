@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import certvol
 from certvol import api, cli
+from certvol.api import resolve_settings
+from certvol.config import read_settings_file
 from certvol.errors import Interrupted, UserError
 from certvol.methods import discover
+from certvol.nn.network import seeded_backbone
 from images import HUES, tiny, write_domain
 from training.test_trainer import StopAt
 
@@ -30,8 +33,6 @@ def files(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     root = tmp_path_factory.mktemp("files")
     torch.manual_seed(0)
     backbone = certvol.nn.small_cnn.SmallCNN()
-    from safetensors.torch import save_file
-
     save_file(backbone.state_dict(), root / "weights.safetensors")
     for name, folder in zip(("source", "target"), folders, strict=True):
         api.extract(
@@ -58,8 +59,6 @@ def test_a_frozen_run_extracts_once_for_all_seeds_and_methods(
     forward, calls = extraction._forward, []
     monkeypatch.setattr(extraction, "_forward", lambda *a: (calls.append(1), forward(*a))[1])
     weights = tmp_path / "w.safetensors"
-    from safetensors.torch import save_file
-
     save_file(certvol.nn.small_cnn.SmallCNN().state_dict(), weights)
     for seed, method in ((0, "cvp"), (1, "cvp"), (0, "basic")):
         settings = head(training__seed=seed, method__name=method, model__weights=str(weights), data__views=3)
@@ -178,11 +177,18 @@ def test_a_method_in_closed_form_freezes_the_backbone_and_says_so(
 ) -> None:
     from training.test_trainer import Ear
 
-    ear = Ear()
+    ear, weights = Ear(), tmp_path / "w.safetensors"
+    torch.manual_seed(0)
+    save_file(certvol.nn.small_cnn.SmallCNN().state_dict(), weights)
     run = certvol.adapt(
-        *folders, out=tmp_path / "run", reporter=ear, **tiny(method__name=method, training__pretrain_steps=40)
+        *folders,
+        out=tmp_path / "run",
+        reporter=ear,
+        **tiny(method__name=method, training__pretrain_steps=40, model__weights=str(weights)),
     )
     assert any("`model.train` is set to head" in text for text in ear.said)
+    first, last = load_file(weights), load_file(run.path / "model.safetensors")
+    assert all(torch.equal(first[name], last[f"network.backbone.{name}"]) for name in first if "stages.0.0" in name)
     assert run.metrics is not None
     assert run.metrics["adapted"]["accuracy"] > 0.6
     table = {row["path"]: row for row in rows_of(run.path / "predictions.csv")}
@@ -193,6 +199,53 @@ def test_a_method_in_closed_form_freezes_the_backbone_and_says_so(
     assert np.allclose(found.probabilities.sum(1), 1, atol=1e-5)
     pretrained = certvol.load(run.path, "cpu", which="pretrained")
     assert len(pretrained.predict([folders[1] / path for path in paths]).labels) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("method", "norm"), [*((method, "auto") for method in CLOSED_FORM), (CLOSED_FORM[0], "per_domain")]
+)
+def test_without_pretrained_weights_a_method_in_closed_form_is_fitted_on_what_pretraining_made(
+    method: str, norm: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {"training__pretrain_steps": 60, "model__norm": norm, "training__teacher": 0.9}
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(method__name=method, **settings))
+    config = read_settings_file(run.path / "config.yaml")
+    assert config["model.train"] == "all"
+    assert config["model.norm"] == run.delivery.mode == ("mixed" if norm == "auto" else norm)
+    assert not list((run.path / "cycles").glob("trial-*"))
+    baseline = certvol.adapt(*folders, out=tmp_path / "baseline", **tiny(method__name="source_only", **settings))
+    trained, same = (load_file(path / "pretrained.safetensors") for path in (run.path, baseline.path))
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in same.items()), "pretraining is the baseline's"
+    untrained, _ = seeded_backbone(resolve_settings(settings=tiny()).model, 8, 0)
+    weight = next(iter(untrained.state_dict()))
+    assert not torch.equal(untrained.state_dict()[weight], trained[f"network.backbone.{weight}"])
+    last = load_file(run.path / "model.safetensors")
+    moved = [
+        name for name, tensor in trained.items() if "network.backbone" in name and not torch.equal(tensor, last[name])
+    ]
+    assert all("running" in name for name in moved) if norm == "per_domain" else not moved
+    assert run.metrics is not None
+    assert run.metrics["adapted"]["accuracy"] > 0.8
+
+    paths = sorted(path for path in folders[1].rglob("*.png"))
+    table = {row["path"]: row["label"] for row in rows_of(run.path / "predictions.csv")}
+    found = certvol.load(run.path, "cpu").predict(paths)
+    assert found.labels == [table[str(path.relative_to(folders[1]))] for path in paths]
+
+
+def test_a_domain_is_aligned_by_its_own_statistics(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    fit = discover()["coral"].fit_features
+    monkeypatch.setattr(
+        discover()["coral"], "fit_features", lambda self, *given: (seen.append(given), fit(self, *given))[1]
+    )
+    for number, norm in enumerate(("mixed", "per_domain")):
+        certvol.adapt(*folders, out=tmp_path / str(number), **tiny(method__name="coral", model__norm=norm))
+    (source, _, target), (own_source, _, own_target) = seen
+    assert torch.equal(source, own_source)
+    assert not torch.equal(target, own_target)
 
 
 def test_what_does_not_fit_is_said(files: tuple[Path, Path], folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_only_api_and_its_parts_and_cli_join_everything() -> None:
     assert _users_of("arguments", "prediction", "export") == {"cli"}
     assert _users_of("analysis") <= {"job", "evaluation", "prediction", "rejection"}
     assert _users_of("rejection") == {"prediction"}
+    assert _users_of("fixed_features") == {"inputs", "benchmark.plan"}
 
 
 def test_benchmarks_start_runs_and_read_them_but_do_not_train() -> None:

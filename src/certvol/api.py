@@ -52,6 +52,8 @@ def adapt(
     """
     reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
+        if settings or any(given is not None for given in (source, target, out, preset, config)):
+            raise UserError("--resume goes on with a run as it was begun: give no other options with it")
         return _resume(RunFolder(resume), reporter, stop_signal)
     places = {f"data.{k}": str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     resolved = _anchored(resolve_settings(preset, config, {**flatten(settings, "settings"), **places}))

@@ -105,9 +105,6 @@ def _adapt(options: argparse.Namespace) -> int:
     from certvol.report.page import report_on_finished
 
     settings = given_settings(options, SHORTHANDS)
-    others = (options.source, options.target, options.out, options.config, options.preset)
-    if options.resume is not None and (settings or any(other is not None for other in others)):
-        raise UserError("--resume goes on with a run as it was begun: give no other options with it")
     finished = api.adapt(
         options.source,
         options.target,

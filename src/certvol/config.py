@@ -313,6 +313,12 @@ def nearest(word: str, choices: list[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
+def for_method(file: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """A file's settings for the method `name`: where the file is of another, `method.weight` means another thing there."""
+    of_another = file.get("method.name", name) != name
+    return {key: value for key, value in file.items() if not (of_another and key.startswith("method."))}
+
+
 def resolve(
     methods: Mapping[str, type],
     preset: str = "default",
@@ -324,9 +330,10 @@ def resolve(
         raise UserError(
             f"there is no preset `{preset}`{nearest(preset, list(PRESETS))} (presets: {', '.join(PRESETS)})"
         )
-    given = {**(file or {}), **(overrides or {})}
+    file, overrides = file or {}, overrides or {}
     from_preset = PRESETS[preset][1]
-    name = given.pop("method.name", "cvp")
+    name = {**file, **overrides}.get("method.name", "cvp")
+    given = {key: value for key, value in {**for_method(file, name), **overrides}.items() if key != "method.name"}
     others = {f"method.{f.name}": other for other, cls in methods.items() for f in dataclasses.fields(cls)}
     if not isinstance(name, str) or name not in methods:
         known, shown_name = sorted(methods), name[:50] if isinstance(name, str) else shown(name)
@@ -336,8 +343,8 @@ def resolve(
     for key in list(given):
         if key in known_settings:
             continue
-        if key in others and key not in (overrides or {}):
-            del given[key]  # a file that was written for another method
+        if key in others and key not in overrides:
+            del given[key]  # a file for several methods
         elif key in others:
             raise UserError(f"`{key}` is a setting of the method {others[key]}, not of {name}")
         else:

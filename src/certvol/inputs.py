@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from certvol import methods
 from certvol.config import Config
 from certvol.data.augment import cache_size
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
@@ -27,6 +26,7 @@ from certvol.data.folders import printable, scan
 from certvol.data.store import PixelStore
 from certvol.errors import UserError
 from certvol.extraction import extract_features
+from certvol.fixed_features import settled
 from certvol.nn.backbones import BackboneInfo, features_dim
 from certvol.nn.network import Network, seeded_backbone
 from certvol.reporting import Reporter
@@ -53,14 +53,16 @@ class Inputs:
 
 def open_inputs(config: Config, reporter: Reporter) -> Inputs:
     given_features = _given_features(config)
-    config = _frozen_where_needed(config, reporter)
     if given_features:
         features = open_source_features(str(config.data.source))
         target = open_target_features(str(config.data.target))
         check_alike(features, target)
         model = replace(config.model, backbone=f"features-{features.dim}", weights=None, train="head")
         backbone, info = seeded_backbone(model, None, config.training.seed)
-        return Inputs(replace(config, model=model), features, target, backbone, info)
+        return Inputs(settled(replace(config, model=model)), features, target, backbone, info)
+    given, config = config, settled(config)
+    if config.model.train != given.model.train:
+        reporter.say(f"{config.method_name} works on fixed features: `model.train` is set to {config.model.train}")
     backbone, info = seeded_backbone(config.model, config.data.image_size, config.training.seed)
     return Inputs(config, *_open_folders(config, cache_size(info.image_size), reporter), backbone, info)
 
@@ -77,15 +79,6 @@ def _given_features(config: Config) -> bool:
     if not files and features_dim(config.model.backbone) is not None:
         raise UserError(f"the backbone `{config.model.backbone}` is for files of features; name one for images")
     return bool(files)
-
-
-def _frozen_where_needed(config: Config, reporter: Reporter) -> Config:
-    """A method in closed form works on features as they are: without a trained backbone, and without an adapter."""
-    if not methods.discover()[config.method_name].closed_form:
-        return config
-    if config.model.train != "head":
-        reporter.say(f"{config.method_name} works on fixed features: `model.train` is set to head")
-    return replace(config, model=replace(config.model, train="head", adapter=False))
 
 
 def _open_folders(config: Config, size: int, reporter: Reporter) -> tuple[SourceImages, TargetImages]:

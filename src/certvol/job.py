@@ -121,7 +121,7 @@ class Job:
         self.reporter.flush()
         config = self.config
         steps = config.training.pretrain_steps
-        if self.method.adapts:
+        if self.method.adapts and not self.method.closed_form:
             cycles = config.training.cycles * self.method.stages
             steps += cycles * steps_per_cycle(config.training, len(self.source.classes))
         prepare(self.method, config.training, self.device, steps)

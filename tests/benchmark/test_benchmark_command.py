@@ -53,6 +53,11 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
             made.append(job)
             if os.environ.get("STOP_AT") == job.name:
                 return signal.SIGTERM
+            if os.environ.get("FORGET") == job.name:
+                continue
+            if os.environ.get("TERM_AT") == job.name:
+                ended(job, Outcome(143, 1.0, "stopped by a SIGTERM from elsewhere"))  # type: ignore[operator]
+                continue
             if os.environ.get("FAIL_AT") == job.name:
                 ended(job, Outcome(1, 1.0, "it broke"))  # type: ignore[operator]
                 continue
@@ -270,6 +275,25 @@ def test_the_exit_code_tells_a_failure(
     assert "failed: T-B cvp seed 0: it broke" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("what", "said"), [("TERM_AT", "stopped by a SIGTERM from elsewhere"), ("FORGET", "not done, but waiting")]
+)
+def test_the_exit_code_tells_a_run_that_is_not_done(
+    what: str,
+    said: str,
+    tmp_path: Path,
+    played: list[Job],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(what, "T-B cvp seed 0")
+    words = ["benchmark", "digits", "--data", str(DATA), "--out", str(tmp_path), "--tasks", "T-B", "--methods", "cvp"]
+    assert run(words) == 1
+    assert f"failed: T-B cvp seed 0: {said}" in capsys.readouterr().err
+    monkeypatch.delenv(what)
+    assert run(words) == 0
+
+
 def test_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list", "suites"]) == 0
     out = capsys.readouterr().out
@@ -332,6 +356,14 @@ def whole(_data: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("benchmark") / "whole"
     assert _start(out, "--workers", "2").wait(600) == 0
     return out
+
+
+@pytest.mark.slow
+def test_methods_in_closed_form_can_be_asked_for_again(tmp_path: Path) -> None:
+    words = ["benchmark", "digits", "--data", str(DATA), "--out", str(tmp_path), "--tasks", "T-B", "--methods", "coral"]
+    for _ in range(2):
+        assert run([*words, "--training.pretrain_steps", "20", "--training.batch_size", "32", "--device", "cpu"]) == 0
+    assert [row["status"] for row in _rows(tmp_path)] == ["done"]
 
 
 @pytest.mark.slow

@@ -115,6 +115,21 @@ def test_visda_has_a_column_per_class() -> None:
     assert len(validation.rows) == 1, "the published rows are of the test split"
 
 
+def test_classes_and_their_mean_are_of_one_model() -> None:
+    def result(method: str, seed: int, last: float, delivered: float | None) -> Result:
+        value = last if delivered is None else delivered
+        figures = {"last": last, "per_class": {"bus": value}, "other_delivered": delivered}
+        return Result("synthetic-test", method, seed, "mean_class_accuracy", "r", "done", **figures)
+
+    done = [result("cvp", 0, 0.2, 0.6), result("cvp", 1, 0.6, None), result("basic", 0, 0.5, None)]
+    table = tables.class_table(SUITES["visda-2017"], done, ["cvp", "basic"], "synthetic-test", "bnm")
+    cvp, basic = (dict(zip(table.columns, map(tables.cell_text, row.cells), strict=True)) for row in table.rows[:2])
+    assert (cvp["chosen by"], cvp["bus"], cvp["mean"]) == ("run", "60.0 ± 0.0", "60.0 ± 0.0")
+    assert (basic["chosen by"], basic["bus"], basic["mean"]) == ("last", "50.0", "50.0")
+    assert any("cvp: with seed 0 " in note and "mean is 40.0 ± 28.3" in note for note in table.notes)
+    assert not any("basic" in note for note in table.notes)
+
+
 def test_markdown_and_latex_and_csv_say_the_same() -> None:
     made = _tables()
     text = tables.markdown(made)

@@ -30,6 +30,8 @@ if what == "crashes":
     raise RuntimeError("unforeseen")
 if what == "dies" or what == "dies once" and len(tries.read_text()) == 1:
     os.kill(os.getpid(), signal.SIGKILL)
+if what == "stopped" or what == "stopped once" and len(tries.read_text()) == 1:
+    sys.exit(143)
 if what == "waits":
     signal.signal(signal.SIGTERM, lambda *_: (run.with_suffix(".saved").write_text(""), sys.exit(143)))
     run.with_suffix(".waits").write_text("")
@@ -84,6 +86,14 @@ def test_a_process_that_dies_is_tried_again_but_not_for_ever(tmp_path: Path) -> 
     assert [end.code for end in ends["dies once"]] == [-9, 0]
 
 
+def test_a_run_that_somebody_else_stopped_is_tried_again_too(tmp_path: Path) -> None:
+    _, ends = _run(_pool(tmp_path), [_job(tmp_path, "stopped"), _job(tmp_path, "stopped once")])
+    assert [end.tried_again for end in ends["stopped"]] == [True, True, False]
+    assert ends["stopped"][-1].reason == "stopped by a SIGTERM from elsewhere"
+    assert not ends["stopped"][-1].asked_to_stop
+    assert [end.code for end in ends["stopped once"]] == [143, 0]
+
+
 def test_gpus_and_cores_are_dealt_out(tmp_path: Path) -> None:
     _run(_pool(tmp_path, 2, ("3", "7")), [_job(tmp_path, "works", n) for n in range(2)])
     logs = sorted((tmp_path / "logs").glob("*"))
@@ -107,6 +117,7 @@ def test_a_stop_lets_every_run_save_and_starts_no_more(tmp_path: Path) -> None:
     number, ends = _run(_pool(tmp_path), jobs, WhenBothWait())
     assert number == signal.SIGINT
     assert [end.code for end in ends["waits"]] == [143, 143]
+    assert all(end.asked_to_stop and not end.tried_again for end in ends["waits"])
     assert all(job.folder.with_suffix(".saved").exists() for job in jobs[:2])
     assert not jobs[2].folder.with_suffix(".waits").exists()
     assert time.monotonic() - started < 30

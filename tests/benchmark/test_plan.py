@@ -1,10 +1,15 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
+import certvol
 from certvol.benchmark import plan
+from certvol.config import read_settings_file
 from certvol.errors import UserError
 from certvol.methods import config_classes
+from certvol.nn.small_cnn import SmallCNN
+from images import tiny, write_domain
 
 METHODS = config_classes()
 
@@ -75,6 +80,15 @@ def test_settings_of_one_method_are_for_it_alone() -> None:
         plan.settings_of(variants[0], METHODS, "default", {}, {}, {"training.cycle": 3})
 
 
+def test_a_file_of_one_method_gives_others_none_of_its_methods_settings() -> None:
+    file = {"method.name": "can", "method.weight": 0.123, "training.cycles": 3}
+    can, dann = (plan.settings_of(plan.Variant(n), METHODS, "default", {}, file, {}) for n in ("can", "dann"))
+    assert (can.method.weight, dann.method) == (0.123, METHODS["dann"]())
+    assert can.training.cycles == dann.training.cycles == 3
+    given = plan.settings_of(plan.Variant("dann"), METHODS, "default", {}, file, {"method.weight": "2"})
+    assert given.method.weight == 2
+
+
 def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None:
     variant = plan.Variant("cvp")
     config = plan.settings_of(variant, METHODS, "quick", {}, {}, {})
@@ -86,3 +100,29 @@ def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None
     longer = plan.settings_of(variant, METHODS, "quick", {}, {}, {"training.cycles": 61})
     with pytest.raises(UserError, match=r"`training.cycles` 60, now it is 61"):
         plan.check_same_settings(job, longer, METHODS)
+
+
+@pytest.mark.parametrize("name", ["training.tensorboard", "training.checkpoint_previous"])
+def test_what_changes_no_result_may_differ(name: str, tmp_path: Path) -> None:
+    job = plan.Job("A-B", "cvp", 0, tmp_path, tmp_path / "s.yaml", tmp_path, tmp_path)
+    one, other = (plan.settings_of(plan.Variant("cvp"), METHODS, "quick", {}, {}, {name: v}) for v in (True, False))
+    (tmp_path / "config.yaml").write_text(one.to_yaml())
+    plan.check_same_settings(job, other, METHODS)
+
+
+@pytest.mark.parametrize("weights", ["none", "a file"])
+def test_what_a_method_in_closed_form_changes_is_planned(weights: str, tmp_path: Path) -> None:
+    if weights == "a file":
+        weights = str(tmp_path / "w.safetensors")
+        save_file(SmallCNN().state_dict(), weights)
+    given = tiny(method__name="coral", model__weights=weights, model__norm="auto")
+    del given["method.name"]
+    planned = plan.settings_of(plan.Variant("coral"), METHODS, "default", {}, {}, given)
+    assert planned.model.train == ("all" if weights == "none" else "head")
+    source, target = write_domain(tmp_path / "source", 4), write_domain(tmp_path / "target", 4, seed=1)
+    job = plan.Job("A-B", "coral", 0, tmp_path / "run", tmp_path / "s.yaml", source, target)
+    job.settings.write_text(planned.to_yaml())
+    certvol.adapt(source, target, job.folder, config=job.settings)
+    plan.check_same_settings(job, planned, METHODS)
+    again = read_settings_file(job.folder / "config.yaml")
+    assert plan.settings_of(plan.Variant("coral"), METHODS, "default", {}, again, {}) == planned

@@ -9,6 +9,7 @@ from certvol.methods import config_classes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 METHODS = config_classes()
+OWN = {"visda-2017-paper": {"training.schedule_exponent": 2.25}}  # where the paper departs from its own settings
 
 
 def test_every_suite_has_both() -> None:
@@ -23,7 +24,7 @@ def test_a_recipe_is_the_preset_on_the_suites_backbone(name: str, preset: str) -
     suite, file = SUITES[name], read_settings_file(path)
     for variant in (Variant("cvp"), Variant("basic")):
         by_recipe = settings_of(variant, METHODS, suite.preset, suite.settings, file, {})
-        by_preset = settings_of(variant, METHODS, preset, suite.settings, {}, {})
+        by_preset = settings_of(variant, METHODS, preset, suite.settings, OWN.get(path.stem, {}), {})
         assert by_recipe == by_preset
     assert by_recipe.model.backbone.startswith(f"{suite.backbone}.")
     head = path.read_text().split("method:")[0]

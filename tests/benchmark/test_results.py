@@ -41,6 +41,8 @@ def test_other_cycles_are_measured_from_the_delivered_one(
     run = write_run(tmp_path / "run", [0.3, 0.9, 0.6, 0.7], SCORES, delivered, adapted)
     found = results.read_run(run, ASKED, "bnm")
     assert (found.last, found.selected, found.oracle) == pytest.approx(expected)
+    assert found.delivered == pytest.approx(adapted)
+    assert (found.other_delivered is None) == (delivered == "last")
 
 
 def test_the_suites_metric_is_read(tmp_path: Path) -> None:

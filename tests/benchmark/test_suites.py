@@ -142,3 +142,13 @@ def test_tasks_that_are_none(suite: str, asked: list[str] | None, split: str | N
 def test_an_unknown_suite_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean `office-31`"):
         suites.find_suite("office31")
+
+
+def test_folders_in_the_place_of_embedded_images_stay_as_they_are(tmp_path: Path) -> None:
+    mine = tmp_path / "bold" / "logo.svg"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(UserError, match="bold is where digits are to be written"):
+        suites.find_domains(suites.SUITES["digits"], tmp_path, ["T-B"], tmp_path / "work")
+    assert mine.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["bold"]

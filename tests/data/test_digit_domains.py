@@ -5,21 +5,21 @@ import pytest
 from PIL import Image
 
 from certvol.data import digit_domains
-from certvol.data.digit_domains import DOMAINS, write_digit_domain
+from certvol.data.digit_domains import DOMAINS, write_digit_domains
 
 
 @pytest.mark.parametrize("name", ["thin", "lit"])
 def test_a_domain_is_the_same_images_every_time_and_not_made_twice(name: str, tmp_path: Path) -> None:
-    first = write_digit_domain(tmp_path / "a", name)
+    (first,) = write_digit_domains(tmp_path / "a", [name])
     images = {path.relative_to(first): path.read_bytes() for path in first.rglob("*.png")}
     assert len(images) == (1000 if name == "thin" else 1797)
     assert {path.parts[0] for path in images} == set("0123456789")
     assert Image.open(first / "3" / "0000.png").size == (8, 8)
     stamp = (first / "3" / "0000.png").stat().st_mtime_ns
-    assert write_digit_domain(tmp_path / "a", name) == first
+    assert write_digit_domains(tmp_path / "a", [name]) == [first]
     assert (first / "3" / "0000.png").stat().st_mtime_ns == stamp
     (first / "3" / "0001.png").unlink()
-    second = write_digit_domain(tmp_path / "a", name)
+    (second,) = write_digit_domains(tmp_path / "a", [name])
     assert {path.relative_to(second): path.read_bytes() for path in second.rglob("*.png")} == images
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 from certvol.data import digits
 from certvol.data.digits import block_counts, draw_digits, write_digits
 from certvol.data.folders import labels_of, scan
+from certvol.errors import UserError
 
 
 def read(root: Path) -> dict[str, np.ndarray]:
@@ -137,3 +138,37 @@ def test_a_full_disk_is_named_and_leaves_no_half_a_folder(tmp_path: Path, monkey
         write_digits(tmp_path / "digits", seed=0, per_class=1)
     assert str(caught.value.filename).startswith(str(tmp_path))
     assert not list((tmp_path / "digits").iterdir())
+
+
+def test_a_folder_of_somebody_else_stays_as_it_is(tmp_path: Path) -> None:
+    mine = tmp_path / "target" / "thesis.txt"
+    mine.parent.mkdir()
+    mine.write_text("three years")
+    with pytest.raises(UserError, match=r"target.*not a folder of digits.*move it away"):
+        write_digits(tmp_path, per_class=1)
+    assert mine.read_text() == "three years"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]  # nor was the source written beside it
+
+    (tmp_path / "target" / "digits.json").write_text('{"my own": "file"}')
+    with pytest.raises(UserError, match="move it away"):
+        digits.write_folder(tmp_path / "target", [], {})
+    assert mine.exists()
+
+
+def test_what_was_added_to_a_folder_of_digits_stays(tmp_path: Path) -> None:
+    source, _ = write_digits(tmp_path, per_class=1)
+    (source / "notes").mkdir()
+    (source / "notes" / "a.txt").write_text("mine")
+    write_digits(tmp_path, per_class=1)
+    with pytest.raises(UserError, match="source"):
+        write_digits(tmp_path, per_class=2)
+    assert (source / "notes" / "a.txt").read_text() == "mine"
+
+
+def test_an_empty_folder_and_one_of_ours_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source, _ = write_digits(tmp_path, per_class=1)
+    assert len(scan(source).paths) == 10
+    write_digits(tmp_path, per_class=2)
+    assert len(scan(source).paths) == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]

@@ -26,7 +26,7 @@ def run_job(job: Job, log: Path) -> Outcome:
             time.sleep(0.2)
     finally:
         process.end()
-    if outcome.code < 0:  # its process died, not the worker: Ray tries again what raises
+    if outcome.is_death:  # of its process, not of the worker: Ray tries again what raises
         raise ChildProcessError(outcome.reason)
     return outcome
 

@@ -21,7 +21,7 @@ from certvol.benchmark.plan import (
     settings_of,
 )
 from certvol.benchmark.results import DONE, STOPPED, WAITING, Result, read_results, read_run, results_csv
-from certvol.benchmark.worker import Outcome, standing
+from certvol.benchmark.worker import STOP_CODES, Outcome, standing
 from certvol.config import read_settings_file
 from certvol.errors import Interrupted, UserError
 from certvol.file_systems import held_alone
@@ -31,8 +31,6 @@ from certvol.stopping import StopSignal
 from certvol.tables import write_text
 from certvol.training.checkpoint import append_line
 from certvol.training.run_folder import RunFolder
-
-STOP_CODES = (130, 143, -2, -15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +160,13 @@ class Benchmark:
             draw_ablations(self.out / "figures", self.variants, summary.results, self.asked_tasks, varied)
         if stopped is not None:
             raise Interrupted("stopped, with the state of every run saved; the same command goes on", 128 + stopped)
-        return summary
+        return replace(summary, failures=[*summary.failures, *self._left_over(summary)])
+
+    def _left_over(self, summary: Summary) -> list[tuple[str, str]]:
+        """Runs that were asked for and are neither done nor known to have failed."""
+        status = {result.key: result.status for result in summary.results}
+        words = [(job.name, status[job.task, job.method, job.seed]) for job in self.jobs]
+        return [(name, f"not done, but {word}") for name, word in words if word in (STOPPED, WAITING)]
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -211,7 +215,7 @@ class Benchmark:
         if outcome.tried_again:
             self.reporter.warn(f"{job.name}: {outcome.reason}; trying again")
             return
-        if outcome.code in STOP_CODES:
+        if outcome.asked_to_stop and (outcome.code < 0 or outcome.code in STOP_CODES):
             self.ends[key] = STOPPED
             return
         self.reporter.advance(1)

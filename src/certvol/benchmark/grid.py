@@ -11,7 +11,7 @@ from certvol.benchmark.plan import Job
 from certvol.benchmark.worker import Outcome, Process
 from certvol.stopping import StopSignal
 
-TRIES = 3  # of a run whose process dies; one that says why it failed is not tried again
+TRIES = 3  # of a run whose process dies, or is stopped by somebody else; one that says why it failed is not tried again
 GLANCE = 0.2  # seconds between two looks at the processes
 
 Ended = Callable[[Job, Outcome], None]
@@ -53,7 +53,7 @@ class LocalPool:
                     elif held is not None and (outcome := held[0].outcome()) is not None:
                         process, attempt = held
                         slots[number] = None
-                        again = outcome.code < 0 and attempt < TRIES
+                        again = outcome.is_death and attempt < TRIES
                         if again:
                             waiting.insert(0, (process.job, attempt + 1))
                         ended(process.job, replace(outcome, tried_again=again))
@@ -73,7 +73,7 @@ class LocalPool:
                 held[0].end()
                 slots[number] = None
                 if (outcome := held[0].outcome()) is not None:
-                    ended(held[0].job, outcome)
+                    ended(held[0].job, replace(outcome, asked_to_stop=True))  # by the same signal, where not by us
 
 
 def visible_gpus() -> list[str]:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from certvol.config import SECTIONS, Config, flatten, nearest, read_settings_file, resolve
+from certvol.config import SECTIONS, Config, flatten, for_method, nearest, read_settings_file, resolve
 from certvol.errors import UserError
+from certvol.fixed_features import settled
 
 Methods = Mapping[str, type]  # name -> class of its settings
 
 # Settings that change where and how fast a run is, not what it computes; a seed has a folder of its own.
 NO_MATTER = frozenset(
     "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share data.max_megapixels "
-    "training.device training.seed training.log_every training.checkpoint_seconds guard.keep".split()
+    "training.device training.seed training.log_every training.checkpoint_seconds training.checkpoint_previous "
+    "training.tensorboard guard.keep".split()
 )
 
 _NOT_IN_NAMES = re.compile(r"[^-.,\w]")
@@ -104,14 +106,15 @@ def settings_of(
 
     Settings of a method that other methods do not have are for those that do.
     """
-    joined = {**of_suite, **file, **given, "method.name": variant.method}
+    joined = {**of_suite, **for_method(file, variant.method), **given, "method.name": variant.method}
     config = resolve(methods, preset, joined, dict(variant.settings))
     weights, cache = (_absolute(path) for path in (config.model.weights, config.data.cache_dir))
-    return dataclasses.replace(
+    anchored = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, weights=weights),
         data=dataclasses.replace(config.data, cache_dir=cache, source=None, target=None),
     )
+    return settled(anchored)  # as the run will do, and write
 
 
 def _absolute(path: str | None) -> str | None:

@@ -61,10 +61,17 @@ class Result:
     selected: float | None = None
     oracle: float | None = None
     per_class: Mapping[str, float | None] = field(default_factory=dict)
+    """Of the delivered model."""
     cycles: Cycles | None = None
     backbone: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
     """What else the paper's claims are about: see facts.py."""
+    other_delivered: float | None = None
+    """Accuracy of the delivered model, where that is not the last cycle's."""
+
+    @property
+    def delivered(self) -> float | None:
+        return self.last if self.other_delivered is None else self.other_delivered
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -112,6 +119,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         last=whole(-1),
         selected=None if chosen is None else whole(chosen),
         oracle=whole(max(range(len(cycles.accuracy)), key=cycles.accuracy.__getitem__)),
+        other_delivered=None if metrics["delivered"]["model"] == "last" else delivered,
     )
 
 

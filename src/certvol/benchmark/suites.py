@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from certvol.config import nearest
-from certvol.data.digit_domains import write_digit_domain
+from certvol.data.digit_domains import write_digit_domains
 from certvol.data.folders import class_level, class_of, name_some, printable, scan
 from certvol.errors import UserError
 
@@ -259,8 +259,8 @@ def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Pa
     """
     letters = [letter for letter in suite.letters if any(letter in task.split("-") for task in tasks)]
     if suite.embedded:
-        place = root or work
-        return {letter: write_digit_domain(place, suite.letters[letter].folders[0]) for letter in letters}
+        written = write_digit_domains(root or work, [suite.letters[letter].folders[0] for letter in letters])
+        return dict(zip(letters, written, strict=True))
     if root is None:
         raise UserError(
             f"{suite.name} needs --data ROOT, the folder that holds {_folders(suite)}; get it from {suite.where}"

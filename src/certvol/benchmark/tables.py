@@ -103,16 +103,24 @@ def task_table(suite: Suite, done: Sequence[Result], methods: list[str], tasks: 
 
 
 def class_table(suite: Suite, done: Sequence[Result], methods: list[str], task: str, selector: str) -> Table:
-    """A column per class, and their mean."""
+    """A column per class, and their mean: of the delivered model, the only one whose classes a run tells."""
     names = list(suite.class_names)
-    rows = []
+    rows, others = [], []
     for method in methods:
         own = [result for result in done if result.method == method and result.task == task]
         cells = [mean_and_deviation([v for r in own if (v := r.per_class.get(name)) is not None]) for name in names]
-        averages = [_average(own, [task], column) for column in ("last", "selected", "oracle")]
-        rows.append(Row(method, [_text(_backbone_of(own)), _text("last"), *cells, *averages]))
+        averages = [_average(own, [task], column) for column in ("delivered", "selected", "oracle")]
+        not_last = [result.seed for result in own if result.other_delivered is not None]
+        if not_last:
+            seeds = ", ".join(map(str, not_last))
+            last = cell_text(_average(own, [task], "last"))
+            others.append(
+                f"{method}: with seed {seeds} the guard or `guard.select` delivered another model than the last cycle's; the "
+                f"last cycles' mean is {last}."
+            )
+        rows.append(Row(method, [_text(_backbone_of(own)), _text("run" if not_last else "last"), *cells, *averages]))
     rows = _ranked(rows, skip=2)
-    notes = [WATCHED_NOTE] if any(result.cycles is not None for result in done) else []
+    notes = others + ([WATCHED_NOTE] if any(result.cycles is not None for result in done) else [])
     facts = published().get(suite.name, {})
     if task == suite.splits.get(facts.get("split", ""), ""):
         blank = [Cell(), Cell()]

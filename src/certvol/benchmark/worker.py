@@ -13,6 +13,7 @@ from pathlib import Path
 from certvol.benchmark.plan import Job
 
 LAUNCHER = [sys.executable, "-m", "certvol.benchmark.launcher"]
+STOP_CODES = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 GRACE = 60.0  # seconds that a run gets to save its state when it is asked to stop
 
 
@@ -25,6 +26,13 @@ class Outcome:
     """In one sentence, where it is not done."""
     tried_again: bool = False
     """It will be: this is not the job's end."""
+    asked_to_stop: bool = False
+    """By the benchmark, which is stopping itself."""
+
+    @property
+    def is_death(self) -> bool:
+        """Nothing that the run did ended it: it is worth trying again."""
+        return not self.asked_to_stop and (self.code < 0 or self.code in STOP_CODES)
 
 
 class Process:
@@ -52,7 +60,8 @@ class Process:
         code = self.popen.poll()
         if code is None:
             return None
-        return Outcome(code, time.monotonic() - self.started, None if code == 0 else self._reason(code))
+        seconds, reason = time.monotonic() - self.started, None if code == 0 else self._reason(code)
+        return Outcome(code, seconds, reason, asked_to_stop=self.asked)
 
     def _reason(self, code: int) -> str:
         with self.log.open("rb") as file:
@@ -61,6 +70,8 @@ class Process:
         told = [line.removeprefix("certvol: ") for line in lines if line.startswith("certvol: ")]
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
+        if code in STOP_CODES and not self.asked:
+            return f"stopped by a {signal.Signals(code - 128).name} from elsewhere"
         return told[-1] if told else lines[-1] if lines else f"exit code {code}"
 
     def ask_to_stop(self) -> None:

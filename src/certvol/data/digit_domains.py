@@ -6,7 +6,7 @@ All are drawn by a fixed seed of their own, so that they are the same images eve
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -126,12 +126,13 @@ DOMAINS: dict[str, Callable[[np.random.Generator], list[tuple[int, _Picture]]]] 
 }
 
 
-def write_digit_domain(root: Path, name: str) -> Path:
-    """root/<name>/<digit>/*.png, unless it is there whole."""
-    folder = root / name
+def write_digit_domains(root: Path, names: Sequence[str]) -> list[Path]:
+    """root/<name>/<digit>/*.png of each, unless it is there whole."""
     settings = {"version": _VERSION}
-    if not digits.is_whole(folder, settings):
-        root.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in names if not digits.is_whole(root / name, settings)]
+    digits.check_replaceable([root / name for name in missing])  # all of them, before one is written
+    root.mkdir(parents=True, exist_ok=True)
+    for name in missing:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        digits.write_folder(folder, DOMAINS[name](rng), settings)
-    return folder
+        digits.write_folder(root / name, DOMAINS[name](rng), settings)
+    return [root / name for name in names]

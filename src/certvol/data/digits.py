@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from certvol.data.folders import printable
+from certvol.errors import UserError
+
 # Those of matplotlib's fonts with digits as people write them: of the rest, most hold symbols, and one dots its zeros.
 THIN_FONTS = (
     "DejaVuSans DejaVuSans-Oblique DejaVuSerif DejaVuSerif-Italic STIXGeneral STIXGeneralItalic "
@@ -39,13 +42,15 @@ def write_digits(root: Path, seed: int = 0, per_class: int = 200) -> tuple[Path,
 
     The same seed gives the same pixels."""
     root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
     source, target = root / "source", root / "target"
-    if not is_whole(source, {"version": _VERSION, "seed": seed, "per_class": per_class}):
-        images = draw_digits(np.random.default_rng(seed), per_class)
-        write_folder(source, images, {"version": _VERSION, "seed": seed, "per_class": per_class})
-    if not is_whole(target, {"version": _VERSION}):
-        write_folder(target, handwritten_digits(), {"version": _VERSION})
+    of_source, of_target = {"version": _VERSION, "seed": seed, "per_class": per_class}, {"version": _VERSION}
+    missing = [folder for folder, asked in ((source, of_source), (target, of_target)) if not is_whole(folder, asked)]
+    check_replaceable(missing)
+    root.mkdir(parents=True, exist_ok=True)
+    if source in missing:
+        write_folder(source, draw_digits(np.random.default_rng(seed), per_class), of_source)
+    if target in missing:
+        write_folder(target, handwritten_digits(), of_target)
     return source, target
 
 
@@ -122,6 +127,7 @@ def load_fonts() -> list[ImageFont.FreeTypeFont]:
 
 def write_folder(folder: Path, images: Sequence[tuple[int, npt.NDArray[np.generic]]], settings: dict[str, int]) -> None:
     """Beside its place first, then renamed into it: a folder that is there is whole."""
+    check_replaceable([folder])
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         numbers = [0] * 10
@@ -134,11 +140,36 @@ def write_folder(folder: Path, images: Sequence[tuple[int, npt.NDArray[np.generi
         record = {"settings": settings, "names": _names_digest(temporary)}
         (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
         temporary.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
+        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            if folder.exists():
+                folder.rename(old / folder.name)  # not deleted in its place: half of one would pass for a user's
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(folders: Sequence[Path]) -> None:
+    """UserError where one of them is neither absent, nor empty, nor written here: it is a user's, and stays."""
+    for folder in folders:
+        if os.path.lexists(folder) and (folder.is_symlink() or not _is_ours(folder)):
+            raise UserError(
+                f"{printable(str(folder))} is where digits are to be written, and is not a folder of digits that certvol made: "
+                "nothing of it was changed; move it away, or give another place"
+            )
+
+
+def _is_ours(folder: Path) -> bool:
+    """Also of other settings, or with files lost; not where something was added beside the classes."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8")) if names else {"settings": {}, "names": ""}
+    except (OSError, ValueError):
+        return False
+    own = isinstance(record, dict) and record.keys() == {"settings", "names"}
+    return own and names <= {_RECORD, *map(str, range(10))}
 
 
 def _save(pixels: npt.NDArray[np.uint8], path: Path) -> None:

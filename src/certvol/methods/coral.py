@@ -1,7 +1,8 @@
 """CORAL: correlation alignment (Sun, Feng and Saenko, "Return of Frustratingly Easy Domain Adaptation", AAAI 2016).
 
-Implemented: on the features of a frozen backbone, standardised in each domain, the source is whitened and recoloured with the
-target's covariance (both with the identity added), and a multinomial logistic regression is fitted on it.
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made), standardised in each domain,
+the source is whitened and recoloured with the target's covariance (both with the identity added), and a multinomial logistic
+regression is fitted on it.
 Differences: a logistic regression where the paper has a linear SVM, as predictions need probabilities.
 """
 
@@ -14,7 +15,7 @@ from certvol.closed_form import ClosedFormMethod
 
 
 class Method(ClosedFormMethod):
-    summary = "CORAL on frozen features: the source gets the target's covariance; logistic regression"
+    summary = "CORAL on fixed features: the source gets the target's covariance; logistic regression"
     arrays = ("weight_CD", "bias_C")
     weight_CD: Tensor
     bias_C: Tensor

@@ -1,6 +1,7 @@
 """GTDA+LR: domain adaptation as a game on a graph (arXiv 1905.02036).
 
-Implemented: source and target features are the nodes of a graph with weights exp(-d^2 / (s_i s_j)); every node plays a mixed
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made):
+source and target features are the nodes of a graph with weights exp(-d^2 / (s_i s_j)); every node plays a mixed
 strategy over the classes, the source its label, the target at first the posterior of a logistic regression on the source; the
 target's strategies replicate by their neighbours' payoffs until they settle.
 Our choices, as the abstract leaves them open: features standardised in each domain; a node's scale s is the distance to its
@@ -18,7 +19,7 @@ from certvol.closed_form import ClosedFormMethod
 
 
 class Method(ClosedFormMethod):
-    summary = "GTDA+LR on frozen features: labels spread over a graph by a game; transductive"
+    summary = "GTDA+LR on fixed features: labels spread over a graph by a game; transductive"
     arrays = ("weight_CD", "bias_C", "nodes_MD", "strategies_MC", "scales_M")
     weight_CD: Tensor
     bias_C: Tensor

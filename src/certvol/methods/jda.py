@@ -1,6 +1,7 @@
 """JDA: joint distribution adaptation (Long, Wang, Ding, Sun and Yu, ICCV 2013), with the linear kernel.
 
-Implemented: rows of unit length; the projection in which the means of the domains and, by pseudo-labels, of the classes agree
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made):
+rows of unit length; the projection in which the means of the domains and, by pseudo-labels, of the classes agree
 while the variance is kept; ten rounds of it; the class of the nearest projected source row.
 Differences: the eigenproblem is solved at D dimensions by the closed inverse root of its low-rank side (equal results, see the
 tests); rounds end early where no pseudo-label changes; logits are minus the squared distance to each class's nearest row, whose
@@ -17,7 +18,7 @@ from certvol.closed_form import ClosedFormMethod
 
 
 class Method(ClosedFormMethod):
-    summary = "JDA on frozen features: a projection that aligns domains and classes; nearest neighbour"
+    summary = "JDA on fixed features: a projection that aligns domains and classes; nearest neighbour"
     arrays = ("projection_DK", "source_SK", "labels_S", "temperature")
     projection_DK: Tensor
     source_SK: Tensor

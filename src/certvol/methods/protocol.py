@@ -99,7 +99,8 @@ class AdaptationMethod(nn.Module, ABC):
     views_per_image: ClassVar[int] = 1
     """2: adaptation gets two views of every image."""
     closed_form: ClassVar[bool] = False
-    """True: adaptation is one call of `fit_features` in place of all cycles, on the features of a frozen backbone."""
+    """True: adaptation is one call of `fit_features` in place of all cycles, on features as they are: those of pretrained
+    weights, which then stay, or where a backbone has none those that pretraining has made."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -58,6 +58,11 @@ def features_dim(name: str) -> int | None:
     return int(digits) if name != digits and digits.isascii() and digits.isdecimal() and int(digits[:7]) > 0 else None
 
 
+def has_pretrained_weights(name: str, weights: str | None) -> bool:
+    """Whether it starts from weights that somebody trained: of a file or of the hub, which has none of `small_cnn`."""
+    return weights != NO_WEIGHTS and (weights is not None or name != "small_cnn")
+
+
 def create_backbone(
     name: str, weights: str | None, image_size: int | None, download: bool = True
 ) -> tuple[nn.Module, BackboneInfo]:

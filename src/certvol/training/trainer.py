@@ -256,18 +256,20 @@ class Trainer:
         self._stop_if_asked()
         kept = np.sort(np.concatenate(self.planner.source_pools))
         self.reporter.start("fitting", 1)
+        source = self._test_features(SOURCE, kept)
+        target = self._test_features(TARGET, np.arange(len(self.views.target)))
         with evaluating(self.method, TARGET):
-            source, target = (
-                torch.cat(
-                    [self.network.features(batch) for batch in self.views.test_batches(domain, images, self.eval_batch)]
-                )
-                for domain, images in ((SOURCE, kept), (TARGET, np.arange(len(self.views.target))))
-            )
-            self.method.fit_features(source.cpu(), torch.from_numpy(self.source_labels[kept]), target.cpu())
+            self.method.fit_features(source, torch.from_numpy(self.source_labels[kept]), target)
         self.reporter.advance(1)
         self.reporter.finish()
         self.position.cycle = 1
         self._end_cycle()
+
+    def _test_features(self, domain: int, images: Indices) -> torch.Tensor:
+        """By the domain's own statistics, on the CPU."""
+        with evaluating(self.method, domain):
+            batches = self.views.test_batches(domain, images, self.eval_batch)
+            return torch.cat([self.network.features(batch) for batch in batches]).cpu()
 
     def _end_cycle(self) -> None:
         cycle = self.position.cycle
