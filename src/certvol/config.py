@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
+from certvol.bounds import bounds_of
 from certvol.errors import UserError
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
@@ -391,22 +392,17 @@ def _kind_in_words(kind: Any) -> str:
 
 
 SMALLEST_IMAGE = 8  # pixels
+# Of the sections here; a method's own settings have theirs beside them (bounds.py).
 _POSITIVE = (
     "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.log_every "
     "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
-    "augment.crop_aspect method.num_samples method.temperature method.random_dim "
-    "method.discriminator_width method.passes method.mean_draws method.radius method.width "
-    "method.ridge method.strength method.components method.neighbours method.rounds"
+    "augment.crop_aspect"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
     "training.grad_clip training.checkpoint_seconds training.mc_dropout training.schedule_exponent training.teacher guard.spread "
     "guard.source_accuracy data.workers data.device_share data.holdout model.dropout augment.rotate augment.shear "
-    "augment.shift augment.scale augment.grey augment.jitter method.samples_weight method.weight "
-    "method.bottleneck method.reversal method.rounds method.alignment_weight method.adversarial_weight "
-    "method.consistency_weight method.balance_weight method.entropy_weight method.semantic_weight method.threshold method.floor "
-    "method.label_smoothing method.drop method.teacher_decay method.centroid_share method.max_distance method.min_images "
-    "method.centroid_momentum method.discriminator_dropout"
+    "augment.shift augment.scale augment.grey augment.jitter"
 ).split()
 _AT_MOST = {
     "training.batch_size": 2**16,
@@ -419,11 +415,9 @@ _AT_MOST = {
     "augment.crop_area": 1,
     "augment.grey": 1,
     "augment.jitter": 1,
+    "guard.images": 2048,
 }
-_BELOW_ONE = (
-    "model.dropout training.mc_dropout training.momentum training.teacher method.drop method.label_smoothing "
-    "method.teacher_decay method.centroid_share method.centroid_momentum method.discriminator_dropout"
-).split()
+_BELOW_ONE = "model.dropout training.mc_dropout training.momentum training.teacher".split()
 
 
 def _check_ranges(config: Config) -> None:
@@ -440,6 +434,9 @@ def _check_ranges(config: Config) -> None:
     for key, most in _AT_MOST.items():
         if not flat[key] <= most:
             raise UserError(f"`{key}` should be at most {most:g}, found {flat[key]}")
+    for name, bounds in bounds_of(config.method):
+        if (fault := bounds.fault(flat[f"method.{name}"])) is not None:
+            raise UserError(f"`method.{name}` {fault}, found {flat[f'method.{name}']}")
     rate = flat["training.adapt_learning_rate"]
     if rate is not None and not 0 < rate <= _AT_MOST["training.learning_rate"]:
         raise UserError(f"`training.adapt_learning_rate` should be above 0, found {rate}")

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from certvol.analysis import measure
+from certvol.bounds import bounds_of
 from certvol.config import ModelConfig, TrainingConfig, resolve
 from certvol.data.augment import cache_size
 from certvol.data.augment import test_view as view_of
@@ -87,6 +88,14 @@ def test_a_method_is_one_file_with_a_line_about_itself_and_frozen_settings(name:
     for field in dataclasses.fields(method.Config):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(method.Config(), field.name, None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_number_has_its_range_beside_it_and_starts_within(name: str) -> None:
+    bounds = dict(bounds_of(METHODS[name].Config))
+    numbers = {f.name: f.default for f in dataclasses.fields(METHODS[name].Config) if f.type in (int, float)}
+    assert bounds.keys() == numbers.keys()
+    assert not [field for field, default in numbers.items() if bounds[field].fault(default)]
 
 
 @pytest.mark.parametrize("name", METHODS)

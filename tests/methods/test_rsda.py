@@ -3,6 +3,9 @@ import torch
 from torch import Tensor
 
 import references
+from certvol.config import resolve
+from certvol.errors import UserError
+from certvol.methods import config_classes
 from certvol.methods.protocol import Batch
 from certvol.methods.rsda_dann import pseudo_label_weights, robust_loss
 from certvol.methods.rsda_mstn import moved_centroids, semantic_distance
@@ -26,6 +29,14 @@ def test_outliers_of_a_class_weigh_nothing_and_its_core_much() -> None:
     assert weights[:4].tolist() == [0] * 4
     assert weights[4:50].mean() > 0.9
     assert ((weights == 0) | (weights >= 0.5)).all()
+
+
+@pytest.mark.parametrize("method", ["rsda_dann", "rsda_mstn"])
+def test_no_rounds_are_the_first_training_alone(method: str) -> None:
+    config = resolve(config_classes(), overrides={"method.name": method, "method.rounds": "0"})
+    assert make_method(method, rounds=config.method.rounds).stages == 1
+    with pytest.raises(UserError, match=r"`method.rounds` should not be negative, found -1"):
+        resolve(config_classes(), overrides={"method.name": method, "method.rounds": -1})
 
 
 def test_labels_of_the_first_training_weigh_nothing() -> None:

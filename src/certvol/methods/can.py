@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.clusters import match_centres, spherical_kmeans
 from certvol.losses import mean_cross_entropy, membership, squared_distances
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
@@ -100,9 +101,11 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 0.3  # of CDD
-        max_distance: float = 1.0  # from the cluster's centre, (1 - cos) / 2; published: 0.05 for A-D and A-W
-        min_images: int = 3
+        weight: float = bounded(0.3, least=0)  # of CDD
+        max_distance: float = bounded(
+            1.0, least=0
+        )  # from the cluster's centre, (1 - cos) / 2; published: 0.05 for A-D and A-W
+        min_images: int = bounded(3, least=0)
         classes: Literal["all", "batch"] = "all"  # what CDD is divided by
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from certvol.bounds import bounded
 from certvol.losses import certainty_weights, domain_confusion, mean_cross_entropy, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import bottleneck
@@ -52,13 +53,13 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0  # of the discriminator's loss
-        reversal: float = 1.0  # lambda at the end of its ramp
+        weight: float = bounded(1.0, least=0)  # of the discriminator's loss
+        reversal: float = bounded(1.0, least=0)  # lambda at the end of its ramp
         entropy: bool = True  # CDAN+E: sure rows count more
         product: Literal["auto", "outer", "random"] = "auto"  # auto: outer, up to 4096 entries
-        random_dim: int = 1024  # entries of the random product
-        bottleneck: int = 256  # its width; 0: none, and the common classifier
-        discriminator_width: int = 1024
+        random_dim: int = bounded(1024, above=0)  # entries of the random product
+        bottleneck: int = bounded(256, least=0)  # its width; 0: none, and the common classifier
+        discriminator_width: int = bounded(1024, above=0)
         discriminator_norm: bool = True
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 

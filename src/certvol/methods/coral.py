@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from certvol.alignment import coral, logistic_regression
+from certvol.bounds import bounded
 from certvol.closed_form import ClosedFormMethod
 
 
@@ -22,8 +23,8 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        ridge: float = 1.0  # times the identity, added to both covariances
-        strength: float = 1.0  # of the data against the penalty of the logistic regression
+        ridge: float = bounded(1.0, above=0)  # times the identity, added to both covariances
+        strength: float = bounded(1.0, above=0)  # of the data against the penalty of the logistic regression
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
         source, target = self.keep_standardised(source_SD, target_TD)

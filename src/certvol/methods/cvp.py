@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import antagonistic, cross_entropy, samples_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.heads import SigmaHead
@@ -23,8 +24,8 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        num_samples: int = 64  # M
-        samples_weight: float = 0.5  # alpha; 0: the samples only form sigma's target
+        num_samples: int = bounded(64, above=0)  # M
+        samples_weight: float = bounded(0.5, least=0)  # alpha; 0: the samples only form sigma's target
         antagonistic: bool = True  # L_Ant; without it sigma collapses to 0
 
     def __init__(self, network: Network, config: Any) -> None:

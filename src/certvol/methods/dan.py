@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import maximum_mean_discrepancy, mean_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import bottleneck
@@ -27,8 +28,8 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0
-        bottleneck: int = 256  # its width; 0: none, and the common classifier
+        weight: float = bounded(1.0, least=0)
+        bottleneck: int = bounded(256, least=0)  # its width; 0: none, and the common classifier
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
     def __init__(self, network: Network, config: Any) -> None:

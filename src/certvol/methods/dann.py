@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import domain_confusion, mean_cross_entropy, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import bottleneck
@@ -25,10 +26,10 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0  # of the discriminator's loss
-        reversal: float = 1.0  # lambda at the end of its ramp
-        bottleneck: int = 256  # its width; 0: none, and the common classifier
-        discriminator_width: int = 1024
+        weight: float = bounded(1.0, least=0)  # of the discriminator's loss
+        reversal: float = bounded(1.0, least=0)  # lambda at the end of its ramp
+        bottleneck: int = bounded(256, least=0)  # its width; 0: none, and the common classifier
+        discriminator_width: int = bounded(1024, above=0)
         discriminator_norm: bool = True
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import coral, mean_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 
@@ -22,7 +23,7 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0
+        weight: float = bounded(1.0, least=0)
         layer: Literal["logits", "features"] = "logits"  # whose covariances
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from certvol.alignment import gtda, gtda_strategies, logistic_regression
+from certvol.bounds import bounded
 from certvol.closed_form import ClosedFormMethod
 
 
@@ -29,9 +30,9 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        neighbours: int = 20
-        rounds: int = 200
-        strength: float = 1.0  # of the data against the penalty of the logistic regression
+        neighbours: int = bounded(20, above=0)
+        rounds: int = bounded(200, above=0)
+        strength: float = bounded(1.0, above=0)  # of the data against the penalty of the logistic regression
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
         source, target = self.keep_standardised(source_SD, target_TD)

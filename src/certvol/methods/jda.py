@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from certvol.alignment import jda, nearest_logits, unit_rows
+from certvol.bounds import bounded
 from certvol.closed_form import ClosedFormMethod
 
 
@@ -27,9 +28,9 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        components: int = 100  # K
-        ridge: float = 1.0  # lambda
-        rounds: int = 10
+        components: int = bounded(100, above=0)  # K
+        ridge: float = bounded(1.0, above=0)  # lambda
+        rounds: int = bounded(10, above=0)
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
         dim, classes, settings = source_SD.shape[1], self.network.num_classes, self.config

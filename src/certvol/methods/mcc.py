@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import class_confusion, mean_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 
@@ -20,8 +21,8 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0
-        temperature: float = 2.5  # published: 2.5, and 3 on VisDA
+        weight: float = bounded(1.0, least=0)
+        temperature: float = bounded(2.5, above=0)  # published: 2.5, and 3 on VisDA
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
     @property

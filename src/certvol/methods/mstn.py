@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import domain_confusion, mean_cross_entropy, membership, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import bottleneck
@@ -43,17 +44,17 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0  # of the centroids' distance
-        adversarial_weight: float = 0.2  # of the reversed gradient
-        reversal: float = 1.0  # lambda at the end of its ramp
-        centroid_momentum: float = 0.7
+        weight: float = bounded(1.0, least=0)  # of the centroids' distance
+        adversarial_weight: float = bounded(0.2, least=0)  # of the reversed gradient
+        reversal: float = bounded(1.0, least=0)  # lambda at the end of its ramp
+        centroid_momentum: float = bounded(0.7, least=0, below=1)
         pseudo_labels: Literal["batch", "cycle"] = (
             "batch"  # of target rows: by the network now, or by this cycle's labels
         )
-        bottleneck: int = 256  # its width; 0: none, and the common classifier
-        discriminator_width: int = 1024
+        bottleneck: int = bounded(256, least=0)  # its width; 0: none, and the common classifier
+        discriminator_width: int = bounded(1024, above=0)
         discriminator_norm: bool = True
-        discriminator_dropout: float = 0.5
+        discriminator_dropout: float = bounded(0.5, least=0, below=1)
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
     def __init__(self, network: Network, config: Any) -> None:

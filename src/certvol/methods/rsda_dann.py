@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.clusters import class_sums, gaussian_uniform_posterior
 from certvol.losses import domain_confusion, entropy, mean_cross_entropy, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
@@ -56,12 +57,12 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        radius: float = 10.0
-        width: int = 256  # of the bottleneck
-        rounds: int = 5  # of training with pseudo-labels, after one without
-        adversarial_weight: float = 1.0
-        discriminator_rate: float = 10.0  # its learning rate, over that of the others
-        entropy_weight: float = 1.0
+        radius: float = bounded(10.0, above=0)
+        width: int = bounded(256, above=0)  # of the bottleneck
+        rounds: int = bounded(5, least=0)  # of training with pseudo-labels, after one without
+        adversarial_weight: float = bounded(1.0, least=0)
+        discriminator_rate: float = bounded(10.0, above=0)  # its learning rate, over that of the others
+        entropy_weight: float = bounded(1.0, least=0)
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import membership
 from certvol.methods import rsda_dann
 from certvol.methods.protocol import Batch
@@ -40,8 +41,8 @@ class Method(rsda_dann.Method):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(rsda_dann.Method.Config):
-        centroid_share: float = 0.3  # of a batch in the moving average
-        semantic_weight: float = 1.0
+        centroid_share: float = bounded(0.3, least=0, below=1)  # of a batch in the moving average
+        semantic_weight: float = bounded(1.0, least=0)
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import mean_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.network import Network
@@ -45,10 +46,10 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        teacher_decay: float = 0.99
-        consistency_weight: float = 10.0
-        threshold: float = 0.9  # of the teacher's highest probability
-        balance_weight: float = 0.01  # times the weight of the consistency
+        teacher_decay: float = bounded(0.99, least=0, below=1)
+        consistency_weight: float = bounded(10.0, least=0)
+        threshold: float = bounded(0.9, least=0)  # of the teacher's highest probability
+        balance_weight: float = bounded(0.01, least=0)  # times the weight of the consistency
         quirks: bool = False  # of the published code
 
     def __init__(self, network: Network, config: Any) -> None:

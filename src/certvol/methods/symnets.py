@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import mean_cross_entropy, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.heads import Classifier
@@ -57,7 +58,7 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        weight: float = 1.0  # of the backbone's terms on the target, at the end of their ramp
+        weight: float = bounded(1.0, least=0)  # of the backbone's terms on the target, at the end of their ramp
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
     def __init__(self, network: Network, config: Any) -> None:

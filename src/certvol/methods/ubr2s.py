@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.losses import cross_entropy, smoothed_cross_entropy
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
 
@@ -48,9 +49,9 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        passes: int = 50
-        drop: float = 0.75  # of MC-dropout
-        label_smoothing: float = 0.25  # on the source
+        passes: int = bounded(50, above=0)
+        drop: float = bounded(0.75, least=0, below=1)  # of MC-dropout
+        label_smoothing: float = bounded(0.25, least=0, below=1)  # on the source
 
     def label_target(self, survey: Survey) -> Labelled:
         mean_NC, deviation_NC = self.mc_dropout_moments(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from certvol.bounds import bounded
 from certvol.clusters import class_sums
 from certvol.losses import cross_entropy, smoothed_cross_entropy, squared_distances
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
@@ -49,12 +50,12 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        passes: int = 20
-        drop: float = 0.85  # of MC-dropout
-        floor: float = 0.05
-        mean_draws: int = 10
-        label_smoothing: float = 0.2  # on the source
-        alignment_weight: float = 1.0
+        passes: int = bounded(20, above=0)
+        drop: float = bounded(0.85, least=0, below=1)  # of MC-dropout
+        floor: float = bounded(0.05, least=0)
+        mean_draws: int = bounded(10, above=0)
+        label_smoothing: float = bounded(0.2, least=0, below=1)  # on the source
+        alignment_weight: float = bounded(1.0, least=0)
         double_softmax: bool = True
 
     def __init__(self, network: Network, config: Any) -> None:
