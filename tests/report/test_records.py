@@ -30,6 +30,15 @@ def test_a_whole_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert record.notes == []
 
 
+def test_a_run_is_called_by_its_folder_and_a_seed_by_those_above_it_too(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    assert read_record(made.path).name == made.path.name
+    place = tmp_path / "F-R" / "cvp" / "0"
+    place.parent.mkdir(parents=True)
+    made.path.rename(place)
+    assert read_record(place).name == "F-R/cvp/0"
+
+
 def test_hostile_class_names_come_back_unchanged(tmp_path: Path) -> None:
     made = make_run(tmp_path, classes=NASTY, count=40)
     record = read_record(made.path)

@@ -94,7 +94,9 @@ class Record:
 
     @property
     def name(self) -> str:
-        return printable(self.path.name or str(self.path))
+        """Its folder's; of one that is only a number, as a benchmark names them, with those above it: F-R/cvp/0."""
+        parts = self.path.parts[-3:] if self.path.name.isdecimal() else self.path.parts[-1:]
+        return printable("/".join(parts) or str(self.path))
 
     @property
     def method(self) -> str:
