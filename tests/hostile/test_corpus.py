@@ -326,7 +326,7 @@ def test_predict_while_files_change(
         (images / "apple" / "0.png").unlink()
         (images / "leaf" / "2.png").write_bytes((images / "leaf" / "2.png").read_bytes()[:50])
 
-    changing(monkeypatch, "certvol.data.folders", images, vanish)
+    changing(monkeypatch, "certvol.prediction", images, vanish)
     said = spoken("predict", str(adapted[0]), str(images), "--out", str(tmp_path / "p.csv"))
     assert said.code == 0
     assert "2 unreadable skipped" in said.out
