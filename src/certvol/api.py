@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from certvol import methods
-from certvol.config import Config, flatten, read_settings_file, resolve, shown
+from certvol.config import Config, absolute_path, flatten, read_settings_file, resolve
 from certvol.environment import describe_environment
 from certvol.errors import UserError
 from certvol.evaluation import evaluate
@@ -77,20 +77,13 @@ def adapt(
 
 
 def _anchored(config: Config) -> Config:
-    """Paths made absolute, so that a run can be gone on with from anywhere."""
-
-    def absolute(path: str | None) -> str | None:
-        if path is not None and (not path or "\0" in path):
-            raise UserError(f"expected a path, found {shown(path)} (the current folder is `.`)")
-        return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
-
     data = replace(
         config.data,
-        source=absolute(config.data.source),
-        target=absolute(config.data.target),
-        cache_dir=absolute(config.data.cache_dir),
+        source=absolute_path(config.data.source),
+        target=absolute_path(config.data.target),
+        cache_dir=absolute_path(config.data.cache_dir),
     )
-    return replace(config, data=data, model=replace(config.model, weights=absolute(config.model.weights)))
+    return replace(config, data=data, model=replace(config.model, weights=absolute_path(config.model.weights)))
 
 
 def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:

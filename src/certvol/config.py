@@ -301,6 +301,13 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     return flatten(loaded, str(path))
 
 
+def absolute_path(path: str | None) -> str | None:
+    """So that a run can be gone on with from anywhere; `none`, which weights may be, stays."""
+    if path is not None and (not path or "\0" in path):
+        raise UserError(f"expected a path, found {shown(path)} (the current folder is `.`)")
+    return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
+
+
 def shown(value: Any) -> str:
     """A value for a message: a file may hold a long one, or one that aliases make longer than memory."""
     brief = reprlib.Repr()

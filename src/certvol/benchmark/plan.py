@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from certvol.config import SECTIONS, Config, flatten, for_method, nearest, read_settings_file, resolve
+from certvol.config import SECTIONS, Config, absolute_path, flatten, for_method, nearest, read_settings_file, resolve
 from certvol.errors import UserError
 from certvol.fixed_features import settled
 
@@ -108,17 +108,13 @@ def settings_of(
     """
     joined = {**of_suite, **for_method(file, variant.method), **given, "method.name": variant.method}
     config = resolve(methods, preset, joined, dict(variant.settings))
-    weights, cache = (_absolute(path) for path in (config.model.weights, config.data.cache_dir))
+    weights, cache = (absolute_path(path) for path in (config.model.weights, config.data.cache_dir))
     anchored = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, weights=weights),
         data=dataclasses.replace(config.data, cache_dir=cache, source=None, target=None),
     )
     return settled(anchored)  # as the run will do, and write
-
-
-def _absolute(path: str | None) -> str | None:
-    return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
 
 
 def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: Methods) -> None:
