@@ -1,63 +1,145 @@
-"""Processor time of a step of adaptation by every method that trains, over that of `basic`: small_cnn, 60 random images of 16 px.
+"""Time of a step of adaptation by every method that trains, over that of `basic`; on a GPU its memory too.
 
-    OMP_NUM_THREADS=1 python benchmarks/method_steps.py
+    OMP_NUM_THREADS=1 python benchmarks/method_steps.py                      # small_cnn, 60 random images of 16 px, one core
+    python benchmarks/method_steps.py --device cuda                          # inception_v3, 128 of 224 px, recorded, bf16
 
-All methods in turn in one process, so that whatever else the machine does meets all alike; drawing batches, labelling and the
-looks between cycles are not counted."""
+A step as training takes it, on a batch that is ready: drawing batches, labelling and the looks between cycles are not counted.
+On a CPU it is processor time, all methods in turn, so that whatever else the machine does meets all alike; on a GPU one method
+after the other, each with the GPU to itself, so that its memory is its own.
+"""
 
+import argparse
+import gc
+import json
 import statistics
-import sys
 import time
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from bench import ResidentViews
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from certvol.acceleration import prepare, uses_bf16
+from certvol.api import resolve_settings
+from certvol.data.batches import CyclePlan
 from certvol.methods import discover
-from certvol.methods.protocol import AdaptationMethod, Batch
-from methods import test_contract as made  # a method and a batch that fits it
+from certvol.methods.protocol import Survey
+from certvol.model import create_method
+from certvol.nn.network import seeded_backbone
+from certvol.training.distributed import Team
+from certvol.training.stepper import Stepper
 
-IMAGES, ROUNDS = 60, 25
-SETTINGS = {"cvp": {"num_samples": 16}}  # as in recipes/digits.yaml
+ROUNDS, WARM_UP = 25, 6  # steps; the first of a GPU choose convolutions and are recorded
+SMALL = {"model.backbone": "small_cnn", "data.image_size": 16, "training.batch_size": 60}
+SMALL_CLASSES, LARGE_CLASSES = 10, 31
+LARGE = {"model.backbone": "inception_v3", "data.image_size": 224, "training.batch_size": 128}
+ON_DIGITS = {"cvp": {"method.num_samples": 16}}  # as in recipes/digits.yaml
 
 
-def one_step(method: AdaptationMethod, batch: Batch, optimizer: torch.optim.Optimizer) -> float:
-    began = time.process_time()
-    with method.network.rows_of(num_source=batch.num_source):
-        terms = method.loss_terms(batch)
-    optimizer.zero_grad(set_to_none=True)
-    method.loss(terms).backward()
-    optimizer.step()
-    method.after_step()
-    if method.teacher is not None:
-        method.teacher.follow()
-    return time.process_time() - began
+class Player:
+    """A method in training, on one random batch."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        classes = LARGE_CLASSES if on_gpu else SMALL_CLASSES
+        own = {"method.name": name, "model.weights": "none", "model.norm": "mixed", "training.device": str(device)}
+        config = resolve_settings(settings={**own, **(LARGE if on_gpu else SMALL | ON_DIGITS.get(name, {}))})
+        training, size, rows = config.training, config.data.image_size, config.training.batch_size
+        backbone, info = seeded_backbone(config.model, size, training.seed)
+        self.device, self.place = device, 0
+        self.method = prepare(create_method(config, backbone, info, classes), training, device, steps=0).train()
+        torch.manual_seed(0)
+        images_NCHW = torch.randn(rows, 3, size, size, device=device)
+        if on_gpu:
+            images_NCHW = images_NCHW.to(memory_format=torch.channels_last)
+        labels_SN = np.random.default_rng(0).integers(0, classes, (1, rows))
+        self.plan = CyclePlan(np.arange(rows)[None], labels_SN, np.array([rows // 2], dtype=np.int64))
+        self.stepper = Stepper(self.method, ResidentViews(images_NCHW), training, Team(), uses_bf16(training, device))
+        if self.method.labels_whole_target:
+            self.stepper.tables = self._tables(rows, info.dim, classes)
+        if self.method.teacher is not None:
+            self.method.teacher.start()
+        self.method.train()
+
+    def _tables(self, images: int, dim: int, classes: int) -> dict[str, torch.Tensor]:
+        features_ND = torch.randn(images, dim, device=self.device).relu()
+        centres_CD = torch.rand(classes, dim, device=self.device) if self.method.surveys_source else None
+        with torch.no_grad():
+            probabilities_NC = self.method.eval().logits(features_ND).softmax(dim=1)
+            survey = Survey(features_ND, probabilities_NC, centres_CD, 1, torch.Generator(self.device).manual_seed(0))
+            return self.method.label_target(survey).tables
+
+    def seconds(self) -> float:
+        """Of one step."""
+        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
+        self._wait()
+        began = clock()
+        self.stepper.step(self.plan, 0, self.place, 0.5, True, 1e-4)
+        self._wait()
+        self.place += 1
+        return clock() - began
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def on_cpu(names: list[str]) -> dict[str, dict[str, Any]]:
+    torch.set_num_threads(1)
+    players = {name: Player(name, torch.device("cpu")) for name in names}
+    for player in players.values():
+        player.seconds()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(ROUNDS):
+        for name, player in players.items():
+            times[name].append(player.seconds())
+    return {name: {"seconds": statistics.median(found)} for name, found in times.items()}
+
+
+def on_gpu(names: list[str], device: torch.device) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in names:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        player = Player(name, device)
+        for _ in range(WARM_UP):
+            player.seconds()
+        seconds = statistics.median(player.seconds() for _ in range(ROUNDS))
+        found[name] = {
+            "seconds": seconds,
+            "recorded": len(player.stepper.recorder.recordings) > 0,
+            "allocated_bytes": torch.cuda.max_memory_allocated(device),
+            "reserved_bytes": torch.cuda.max_memory_reserved(device),  # a recording keeps what it works on
+        }
+        print(name, found[name], flush=True)
+        del player
+    return found
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    made.CLASSES = 10
-    players = {}
-    for name, kind in discover().items():
-        if kind.closed_form or not kind.adapts:
-            continue
-        method = made.make_method(name, **SETTINGS.get(name, {})).train()
-        if method.teacher is not None:
-            method.teacher.start()
-        batch = made.fitted(method, made.make_batch(n=IMAGES))
-        method.train()
-        weights = [weight for weight in method.parameters() if weight.requires_grad]
-        players[name] = (method, batch, torch.optim.SGD(weights, lr=1e-4, momentum=0.9, nesterov=True))
-    for player in players.values():  # to warm up
-        one_step(*player)
-    times: dict[str, list[float]] = {name: [] for name in players}
-    for _ in range(ROUNDS):
-        for name, player in players.items():
-            times[name].append(one_step(*player))
-    base = statistics.median(times["basic"])
-    print(f"basic: {1000 * base:.1f} ms")
-    for name, found in sorted(times.items(), key=lambda item: statistics.median(item[1])):
-        print(f"{name:16} {statistics.median(found) / base:.2f}")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--out", help="every figure, as JSON")
+    parser.add_argument("--methods", help="names between commas; all that train, where left out")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    kinds = discover().items()
+    asked = options.methods.split(",") if options.methods else [n for n, k in kinds if k.adapts and not k.closed_form]
+    names = list(dict.fromkeys(["basic", *asked]))
+    found = on_gpu(names, device) if device.type == "cuda" else on_cpu(names)
+    base = found["basic"]
+    print(
+        f"basic: {1000 * base['seconds']:.1f} ms"
+        + (f", {base['reserved_bytes'] / 2**30:.1f} GiB" if "reserved_bytes" in base else "")
+    )
+    for name, figures in sorted(found.items(), key=lambda item: item[1]["seconds"]):
+        figures |= {f"{key}_to_basic": figures[key] / base[key] for key in list(figures) if key != "recorded"}
+        memory = f"  {figures['reserved_bytes_to_basic']:.2f}" if "reserved_bytes" in figures else ""
+        print(f"{name:16} {figures['seconds_to_basic']:.2f}{memory}")
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

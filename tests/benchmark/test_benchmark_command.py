@@ -401,7 +401,7 @@ def test_the_same_on_a_local_ray_with_a_worker_killed(whole: Path, tmp_path: Pat
     out = tmp_path / "ray"
     process = _start(out, "--ray", "local", "--workers", "2")
     _until(lambda: _adapting(out), process)
-    victim = _worker_of(out / "runs" / "T-B" / "cvp" / "0")
+    victim = _worker_of(out / "logs" / "T-B" / "cvp" / "0.log")
     os.kill(victim, signal.SIGKILL)
     said = process.communicate(timeout=600)[1].decode()
     assert process.returncode == 0, said
@@ -410,13 +410,13 @@ def test_the_same_on_a_local_ray_with_a_worker_killed(whole: Path, tmp_path: Pat
     assert {row["status"] for row in _rows(out)} == {"done"}
 
 
-def _worker_of(run_folder: Path) -> int:
-    """Process id of the Ray worker whose child is the run in this folder."""
+def _worker_of(log: Path) -> int:
+    """Process id of the Ray worker whose child is the run that prints to this file."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"certvol.benchmark.launcher" in words and str(run_folder).encode() in words:
+                if b"certvol.benchmark.launcher" in words and (entry / "fd" / "1").readlink() == log:
                     return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue

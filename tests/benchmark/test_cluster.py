@@ -32,7 +32,7 @@ def test_a_job_in_a_worker_fails_with_its_reason_and_raises_where_its_process_di
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job("A-B", "cvp", 0, tmp_path / "run", tmp_path / "s.yaml", tmp_path, tmp_path)
-    monkeypatch.setattr(worker, "LAUNCHER", ["sh", "-c", "echo certvol: no; exit 2"])
+    monkeypatch.setattr(worker, "LAUNCHER", ["sh", "-c", "echo certvol: no >&2; exit 2"])
     outcome = cluster.run_job(job, tmp_path / "log")
     assert (outcome.code, outcome.reason) == (2, "no")
     monkeypatch.setattr(worker, "LAUNCHER", ["sh", "-c", "kill -9 $$"])

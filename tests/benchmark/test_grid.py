@@ -15,28 +15,37 @@ from certvol.benchmark.worker import Outcome
 from certvol.stopping import StopSignal
 
 PLAYED = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
-run, settings, source, target, seed, parent = sys.argv[1:]
-run = Path(run)
-tries = run.parent / (run.name + ".tries")
-tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
-print("gpu", os.environ.get("CUDA_VISIBLE_DEVICES"), "threads", os.environ.get("OMP_NUM_THREADS"))
-what = Path(source).name
-if what == "fails":
-    print("certvol: the reason is this")
-    sys.exit(2)
-if what == "crashes":
-    raise RuntimeError("unforeseen")
-if what == "dies" or what == "dies once" and len(tries.read_text()) == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-if what == "stopped" or what == "stopped once" and len(tries.read_text()) == 1:
-    sys.exit(143)
-if what == "waits":
-    signal.signal(signal.SIGTERM, lambda *_: (run.with_suffix(".saved").write_text(""), sys.exit(143)))
-    run.with_suffix(".waits").write_text("")
-    time.sleep(60)
-run.write_text("done")
+for line in sys.stdin:
+    log, run, settings, source, target, seed = json.loads(line)
+    sys.stderr = open(log, "a", buffering=1)
+    run, code = Path(run), 0
+    tries = run.parent / (run.name + ".tries")
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    print("gpu", os.environ.get("CUDA_VISIBLE_DEVICES"), "threads", os.environ.get("OMP_NUM_THREADS"), file=sys.stderr)
+    what = Path(source).name
+    if what == "fails":
+        print("certvol: the reason is this", file=sys.stderr)
+        code = 2
+    if what == "crashes":
+        print("RuntimeError: unforeseen", file=sys.stderr)
+        code = 1
+    if what == "does not start":
+        raise RuntimeError("unforeseen")
+    if what == "dies" or what == "dies once" and len(tries.read_text()) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stopped" or what == "stopped once" and len(tries.read_text()) == 1:
+        code = 143
+    if what == "waits":
+        signal.signal(signal.SIGTERM, lambda *_: (run.with_suffix(".saved").write_text(""), sys.exit(143)))
+        run.with_suffix(".waits").write_text("")
+        time.sleep(60)
+    if code == 0:
+        run.write_text(str(os.getpid()))
+    print(code, flush=True)
+    if what == "dies after" or code != 0:
+        os._exit(code)
 """
 
 
@@ -77,6 +86,34 @@ def test_one_that_fails_stops_no_other_and_says_why(tmp_path: Path) -> None:
     assert (ends["crashes"][0].code, ends["crashes"][0].reason) == (1, "RuntimeError: unforeseen")
     assert (ends["works"][0].code, ends["works"][0].reason) == (0, None)
     assert (tmp_path / "fails-0.tries").read_text() == "x", "what says why it failed is not tried again"
+
+
+def test_a_process_that_ends_without_a_reply_is_told_by_its_last_line(tmp_path: Path) -> None:
+    _, ends = _run(_pool(tmp_path), [_job(tmp_path, "does not start"), _job(tmp_path, "works")])
+    assert (ends["does not start"][0].code, ends["does not start"][0].reason) == (1, "RuntimeError: unforeseen")
+    assert ends["works"][0].code == 0
+
+
+def test_a_process_does_one_job_after_the_other_until_one_fails(tmp_path: Path) -> None:
+    order = ["works", "works", "fails", "works", "dies after", "works"]
+    jobs = [_job(tmp_path, what, number) for number, what in enumerate(order)]
+    _, ends = _run(_pool(tmp_path, 1), jobs)
+    assert [end.code for end in ends["works"]] == [0, 0, 0, 0]
+    first, second, _, after_failure, dies_after, last = (
+        job.folder.read_text() if job.folder.exists() else None for job in jobs
+    )
+    assert first == second, "a process for each"
+    assert after_failure not in (None, first), "after a failure the process was kept"
+    assert dies_after == after_failure
+    assert last not in (None, dies_after)
+
+
+def test_workers_without_work_end_and_can_be_needed_again(tmp_path: Path) -> None:
+    pool = _pool(tmp_path, 3)
+    number, ends = _run(pool, [_job(tmp_path, "works"), _job(tmp_path, "dies once")])
+    assert number is None
+    assert [end.code for end in ends["dies once"]] == [-9, 0]
+    assert not any(end.asked_to_stop for found in ends.values() for end in found)
 
 
 def test_a_process_that_dies_is_tried_again_but_not_for_ever(tmp_path: Path) -> None:

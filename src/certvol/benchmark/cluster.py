@@ -10,7 +10,7 @@ from typing import Any
 
 from certvol.benchmark.grid import TRIES, Ended, UnderWay
 from certvol.benchmark.plan import Job
-from certvol.benchmark.worker import Outcome, Process
+from certvol.benchmark.worker import Outcome, Worker
 from certvol.errors import UserError
 from certvol.stopping import StopSignal
 
@@ -20,12 +20,13 @@ LOOK = 1.0  # seconds between two looks at the cluster
 
 def run_job(job: Job, log: Path) -> Outcome:
     """Inside a worker of Ray. Ray has set CUDA_VISIBLE_DEVICES; a worker that dies takes its run down, with its state saved."""
-    process = Process(job, log, {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+    worker = Worker({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
     try:
-        while (outcome := process.outcome()) is None:
+        worker.start(job, log)
+        while (outcome := worker.outcome()) is None:
             time.sleep(0.2)
     finally:
-        process.end()
+        worker.end()
     if outcome.is_death:  # of its process, not of the worker: Ray tries again what raises
         raise ChildProcessError(outcome.reason)
     return outcome

@@ -2,13 +2,14 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from certvol.benchmark.plan import Job
-from certvol.benchmark.worker import Outcome, Process
+from certvol.benchmark.worker import Outcome, Worker
 from certvol.stopping import StopSignal
 
 TRIES = 3  # of a run whose process dies, or is stopped by somebody else; one that says why it failed is not tried again
@@ -39,41 +40,41 @@ class LocalPool:
         return environment
 
     def run(self, jobs: Sequence[Job], ended: Ended, under_way: UnderWay, stop_signal: StopSignal) -> int | None:
-        waiting = [(job, 1) for job in jobs]
-        slots: list[tuple[Process, int] | None] = [None] * self.workers
+        waiting = list(jobs)
+        tries: Counter[Job] = Counter()
+        workers = [Worker(self._environment(slot)) for slot in range(min(self.workers, len(jobs)))]
         try:
-            while waiting or any(slots):
+            while waiting or any(worker.job for worker in workers):
                 if (signal := stop_signal()) is not None:
-                    self._stop(slots, ended)
+                    self._stop(workers, ended)
                     return signal
-                for number, held in enumerate(slots):
-                    if held is None and waiting:
-                        job, attempt = waiting.pop(0)
-                        slots[number] = Process(job, self.logs(job), self._environment(number)), attempt
-                    elif held is not None and (outcome := held[0].outcome()) is not None:
-                        process, attempt = held
-                        slots[number] = None
-                        again = outcome.is_death and attempt < TRIES
+                for worker in workers:
+                    job = worker.job
+                    if job is None and waiting:
+                        tries[waiting[0]] += 1
+                        worker.start(waiting[0], self.logs(waiting.pop(0)))
+                    elif job is None:
+                        worker.end()  # its memory is for the others
+                    elif (outcome := worker.outcome()) is not None:
+                        again = outcome.is_death and tries[job] < TRIES
                         if again:
-                            waiting.insert(0, (process.job, attempt + 1))
-                        ended(process.job, replace(outcome, tried_again=again))
-                under_way([held[0].job for held in slots if held is not None])
+                            waiting.insert(0, job)
+                        ended(job, replace(outcome, tried_again=again))
+                under_way([worker.job for worker in workers if worker.job is not None])
                 time.sleep(GLANCE)
             return None
         finally:
-            self._stop(slots, ended)
+            self._stop(workers, ended)
 
     @staticmethod
-    def _stop(slots: list[tuple[Process, int] | None], ended: Ended) -> None:
-        for held in slots:
-            if held is not None:
-                held[0].ask_to_stop()  # all of them first: each may take a moment to save
-        for number, held in enumerate(slots):
-            if held is not None:
-                held[0].end()
-                slots[number] = None
-                if (outcome := held[0].outcome()) is not None:
-                    ended(held[0].job, replace(outcome, asked_to_stop=True))  # by the same signal, where not by us
+    def _stop(workers: Sequence[Worker], ended: Ended) -> None:
+        for worker in workers:
+            worker.ask_to_stop()  # all of them first: each may take a moment to save
+        for worker in workers:
+            job = worker.job
+            worker.end()
+            if job is not None and (outcome := worker.outcome()) is not None:
+                ended(job, replace(outcome, asked_to_stop=True))  # by the same signal, where not by us
 
 
 def visible_gpus() -> list[str]:

@@ -1,38 +1,80 @@
-"""The process of one job: `python -m certvol.benchmark.launcher RUN SETTINGS SOURCE TARGET SEED PARENT`.
+"""The process that does a worker's jobs: `python -m certvol.benchmark.launcher PARENT`.
 
-A run that is begun, gone on with or tried again is always started by these words, and is then what `certvol adapt` is. It asks
-the system for a SIGTERM when its parent dies in whatever way: the run then saves its state and leaves its folder free.
+Each line of its input is a job, each line of its output the exit code of one; what a run prints goes to the job's log. A run
+that is begun, gone on with or tried again is always started here, and is then what `certvol adapt` is. The process goes on to
+the next job until one fails: so Python starts once and a network is compiled once, and no run inherits another's trouble.
+It asks the system for a SIGTERM when its parent dies in whatever way: the run then saves its state and leaves its folder free.
 """
 
 import contextlib
 import ctypes
 import fcntl
+import gc
+import json
 import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
-from certvol.__main__ import main as certvol_command
+from certvol.cli import run as run_command
 from certvol.file_systems import flock
 
 PATIENCE = 120.0  # seconds for the run's last process to save its state and go
 PR_SET_PDEATHSIG = 1
 
 
-def main(words: list[str]) -> None:
-    run, settings, source, target, seed, parent = words
+def main(parent: int) -> int:
     with contextlib.suppress(
         OSError, AttributeError
     ):  # Linux alone has it; elsewhere a killed benchmark leaves its runs
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         sys.exit("certvol: the benchmark is gone")
+    # The two pipes get numbers of their own, so that a run finds the usual streams, and none of its children the pipes.
+    orders, replies = os.fdopen(os.dup(0), "r", encoding="ascii"), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    code = 0
+    while code == 0 and (line := orders.readline()):
+        log, run, *about_run = json.loads(line)
+        _print_to(log)
+        code = _do(run, *about_run)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # between two runs there is nothing to save
+        with contextlib.suppress(BrokenPipeError):
+            os.write(replies, f"{code}\n".encode())
+    return code
+
+
+def _print_to(log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def _do(run: str, settings: str, source: str, target: str, seed: str) -> int:
     _wait_until_free(Path(run) / "lock")
     begin = ["--source", source, "--target", target, "--out", run, "--config", settings, "--seed", seed]
-    order = ["--resume", run] if (Path(run) / "config.yaml").exists() else begin
-    sys.argv = ["certvol", "adapt", *order]
-    certvol_command()
+    try:
+        code = run_command(["adapt", *(["--resume", run] if (Path(run) / "config.yaml").exists() else begin)])
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    _give_memory_back()
+    return code
+
+
+def _give_memory_back() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _wait_until_free(lock: Path) -> None:
@@ -48,4 +90,4 @@ def _wait_until_free(lock: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(int(sys.argv[1])))
