@@ -13,6 +13,7 @@ import gc
 import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,8 +139,7 @@ def main() -> None:
         memory = f"  {figures['reserved_bytes_to_basic']:.2f}" if "reserved_bytes" in figures else ""
         print(f"{name:16} {figures['seconds_to_basic']:.2f}{memory}")
     if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+        Path(options.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
