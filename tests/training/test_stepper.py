@@ -66,3 +66,27 @@ def test_a_batch_holds_the_rows_of_its_target_images_and_another_view_where_the_
     plain = Views(store, store, method.network.info, AugmentConfig(enabled=False))
     batch = Stepper(method, plain, TrainingConfig(), Team(), bf16=False)._batch(plan, 0, 0, adapting=True)
     assert torch.equal(batch.other_images_NCHW, batch.images_NCHW)  # of the same images
+
+
+@pytest.mark.parametrize("name", ["dann", "basic"])
+def test_a_fused_step_trains_what_has_had_no_gradient_before(name: str) -> None:
+    """As a GPU's steps are: a discriminator gets its first gradient when adaptation starts."""
+    rng = np.random.default_rng(0)
+    store = PixelStore(rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8), np.arange(20), torch.device("cpu"), 0.5)
+    plan = CyclePlan(
+        rng.integers(0, 20, (2, 16)), np.tile(np.arange(16) % CLASSES, (2, 1)), np.array([16, 8], dtype=np.int64)
+    )
+    ends = []
+    for fused in (False, True):
+        method = make_method(name).train()
+        views = Views(store, store, method.network.info, AugmentConfig())
+        stepper = Stepper(method, views, TrainingConfig(momentum=0.9), Team(), bf16=False)
+        for group in stepper.optimizer.param_groups:
+            group["fused"] = fused
+        before = {key: value.clone() for key, value in method.state_dict().items()}
+        for step, adapting in enumerate((False, True, True)):
+            stepper.step(plan, int(adapting), step, 0.5, adapting, 0.01)
+        ends.append(method.state_dict())
+        assert all(not torch.equal(before[key], p) for key, p in method.named_parameters() if p.grad is not None)
+    for key in ends[0]:
+        assert torch.allclose(ends[0][key], ends[1][key], atol=1e-6), key

@@ -111,11 +111,20 @@ class Stepper:
         (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
         if self.settings.grad_clip > 0:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
+        self._start_momentum()
         self.optimizer.step()
         self.method.after_step()
         if batch.adapting and self.method.teacher is not None:
             self.method.teacher.follow()
         return {name: term.detach() for name, term in terms.items()}
+
+    def _start_momentum(self) -> None:
+        """Of weights that get their first gradient now, as a discriminator's do when adaptation starts: a fused step takes the
+        momentum of all weights or of none. From 0 it is the step it would have been."""
+        for group in self.optimizer.param_groups if self.settings.momentum > 0 else ():
+            for weight in group["params"]:
+                if weight.grad is not None and self.optimizer.state[weight].get("momentum_buffer") is None:
+                    self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
     def _batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
         """Its progress is filled in later."""
