@@ -103,6 +103,7 @@ def on_gpu(names: list[str], device: torch.device) -> dict[str, dict[str, Any]]:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)  # cuBLAS's workspace, which all share
         player = Player(name, device)
         for _ in range(WARM_UP):
             player.seconds()
@@ -110,8 +111,7 @@ def on_gpu(names: list[str], device: torch.device) -> dict[str, dict[str, Any]]:
         found[name] = {
             "seconds": seconds,
             "recorded": len(player.stepper.recorder.recordings) > 0,
-            "allocated_bytes": torch.cuda.max_memory_allocated(device),
-            "reserved_bytes": torch.cuda.max_memory_reserved(device),  # a recording keeps what it works on
+            "bytes": torch.cuda.max_memory_allocated(device) - before,
         }
         print(name, found[name], flush=True)
         del player
@@ -130,13 +130,10 @@ def main() -> None:
     names = list(dict.fromkeys(["basic", *asked]))
     found = on_gpu(names, device) if device.type == "cuda" else on_cpu(names)
     base = found["basic"]
-    print(
-        f"basic: {1000 * base['seconds']:.1f} ms"
-        + (f", {base['reserved_bytes'] / 2**30:.1f} GiB" if "reserved_bytes" in base else "")
-    )
+    print(f"basic: {1000 * base['seconds']:.1f} ms" + (f", {base['bytes'] / 2**30:.1f} GiB" if "bytes" in base else ""))
     for name, figures in sorted(found.items(), key=lambda item: item[1]["seconds"]):
         figures |= {f"{key}_to_basic": figures[key] / base[key] for key in list(figures) if key != "recorded"}
-        memory = f"  {figures['reserved_bytes_to_basic']:.2f}" if "reserved_bytes" in figures else ""
+        memory = f"  {figures['bytes_to_basic']:.2f}" if "bytes" in figures else ""
         print(f"{name:16} {figures['seconds_to_basic']:.2f}{memory}")
     if options.out:
         Path(options.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,13 +52,18 @@ def _inputs(batch: Batch) -> list[Tensor]:
     return [batch.images_NCHW, batch.labels_N, batch.progress, *other, *batch.tables.values()]
 
 
+@cache
+def _stream_aside(device: int) -> Any:
+    """One for all steps of all runs of a process: the memory of a stream, cuBLAS's workspace too, is not given to another."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Recorder:
     """Runs steps: the first of a kind as they are, later ones as a replay. Either way it is the same step."""
 
     def __init__(self, train_on: TrainOn, enabled: bool) -> None:
         self.train_on, self.enabled = train_on, enabled
-        # One for all steps: the memory of a stream is not given to another.
-        self.aside: Any = torch.cuda.Stream() if enabled else None  # type: ignore[no-untyped-call]
+        self.aside: Any = _stream_aside(torch.cuda.current_device()) if enabled else None
         self.forget()
 
     def forget(self) -> None:
