@@ -59,6 +59,7 @@ class Method(AdaptationMethod):
     @dataclass(frozen=True, kw_only=True)
     class Config:
         weight: float = bounded(1.0, least=0)  # of the backbone's terms on the target, at the end of their ramp
+        classifier_rate: float = bounded(1.0, above=0)  # the classifiers' learning rate, over the backbone's
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
     def __init__(self, network: Network, config: Any) -> None:
@@ -71,7 +72,7 @@ class Method(AdaptationMethod):
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         classifier, num_classes = self.network.classifier, self.network.num_classes
-        weight, bias = classifier.output.weight, classifier.output.bias
+        weight, bias = (self._learning_faster(p) for p in (classifier.output.weight, classifier.output.bias))
         features_ND = F.dropout(self.network.features(batch.images_NCHW), classifier.dropout, self.training)
         if not batch.adapting:
             own_NE = F.linear(features_ND, weight, bias)
@@ -93,6 +94,11 @@ class Method(AdaptationMethod):
             "domain_confusion": -rate * _mean(confused_S + confused_T) / 2,
             "entropy": rate * _mean(pair_entropy(shared_NE[split:])),
         }
+
+    def _learning_faster(self, parameter: Tensor) -> Tensor:
+        """The same values; their gradient is `classifier_rate` times as large, which for SGD is a rate of their own."""
+        fixed = parameter.detach()
+        return fixed + self.config.classifier_rate * (parameter - fixed)
 
     def _both_cross_entropies(self, logits_NE: Tensor, labels_N: Tensor) -> Tensor:
         source_NC, target_NC = logits_NE.chunk(2, dim=1)
