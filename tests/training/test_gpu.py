@@ -30,8 +30,8 @@ def test_every_method_trains_through_both_phases_and_goes_on_from_a_stop(
     settings = tiny(method__name=method, model__norm=norm, training__device="cuda", training__cycle_steps=8)
     kind = discover()[method]
     whole = certvol.adapt(*folders, out=tmp_path / "whole", **settings)
+    stop = StopAt(18 if kind.adapts and not kind.closed_form else 10)
     with pytest.raises(Interrupted):
-        stop = StopAt(18 if kind.adapts and not kind.closed_form else 10)
         certvol.adapt(*folders, out=tmp_path / "parts", stop_signal=stop, **settings)
     parts = certvol.adapt(resume=tmp_path / "parts")
     for run in (whole, parts):
