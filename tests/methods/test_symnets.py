@@ -35,8 +35,9 @@ def test_extreme_logits_give_finite_values_and_gradients(scale: float) -> None:
     assert torch.isfinite(logits.grad).all()
 
 
-def test_gradients_are_those_of_two_backward_passes_each_kept_by_its_part() -> None:
-    method = make_method("symnets").train()
+@pytest.mark.parametrize("rate", [1.0, 10.0])
+def test_gradients_are_those_of_two_backward_passes_each_kept_by_its_part(rate: float) -> None:
+    method = make_method("symnets", classifier_rate=rate).train()
     method.network.classifier.dropout = 0.0
     weights = {name: value.detach().clone().requires_grad_() for name, value in method.named_parameters()}
     method.loss(method.loss_terms(make_batch())).backward()
@@ -47,7 +48,8 @@ def test_gradients_are_those_of_two_backward_passes_each_kept_by_its_part() -> N
     first = torch.autograd.grad(for_classifiers, weights.values(), retain_graph=True)
     second = torch.autograd.grad(for_backbone, weights.values())
     for name, of_classifiers, of_backbone in zip(names, first, second, strict=True):
-        expected, other = (of_classifiers, of_backbone) if name.startswith(HEAD) else (of_backbone, of_classifiers)
+        of_head = (rate * of_classifiers, of_backbone)
+        expected, other = of_head if name.startswith(HEAD) else (of_backbone, of_classifiers)
         found = method.get_parameter(name).grad
         assert found is not None
         assert torch.allclose(found, expected, atol=1e-6, rtol=1e-4), name
@@ -60,18 +62,26 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
         fixed = {name: value.detach() for name, value in weights.items()}
         of_classifiers, _ = references.symnets(linear(weights, HEAD, features.detach()), batch.labels_N, 8, CLASSES, 1)
         _, of_backbone = references.symnets(linear(fixed, HEAD, features), batch.labels_N, 8, CLASSES, 2 * LAMBDA)
-        return of_classifiers + of_backbone
+        return 3 * of_classifiers + of_backbone
 
-    assert_steps_are(make_method("symnets", weight=2.0), loss)
+    assert_steps_are(make_method("symnets", weight=2.0, classifier_rate=3.0), loss)
 
 
-def test_pretraining_is_cross_entropy_of_both_classifiers() -> None:
+def test_pretraining_is_cross_entropy_of_both_classifiers_which_learn_faster() -> None:
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        logits = linear(weights, HEAD, features_of(weights, batch.images_NCHW))
-        halves = logits[:, :CLASSES], logits[:, CLASSES:]
-        return sum(negative_log_likelihood(half, batch.labels_N) for half in halves) / 2
+        features = features_of(weights, batch.images_NCHW)
+        fixed = {name: value.detach() for name, value in weights.items()}
+        total = torch.zeros(())
+        for rate, logits in ((3, linear(weights, HEAD, features.detach())), (1, linear(fixed, HEAD, features))):
+            for half in (logits[:, :CLASSES], logits[:, CLASSES:]):
+                total = total + rate * negative_log_likelihood(half, batch.labels_N) / 2
+        return total
 
-    assert_steps_are(make_method("symnets"), loss, adapting=False)
+    assert_steps_are(make_method("symnets", classifier_rate=3.0), loss, adapting=False)
+
+
+def test_the_published_rate_of_the_classifiers_is_the_default() -> None:
+    assert make_method("symnets").config.classifier_rate == 10
 
 
 def test_the_target_classifier_predicts() -> None:

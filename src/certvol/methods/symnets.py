@@ -4,10 +4,11 @@ Implemented: one linear layer of 2 C logits, whose first half is the source's cl
 one softmax P. The classifiers minimise both their cross-entropies on the source, and -log of the probability of a row's own half.
 The backbone minimises even parts of -log P[y] and -log P[y + C] on the source and, with DANN's ramp, even parts of -log of both
 halves' probabilities and the entropy of P_s + P_t on the target. Each part's gradients reach that part alone: the classifiers
-see features without gradient, the backbone classifiers without. Predictions and pseudo-labels are C_t's.
+see features without gradient, the backbone classifiers without. The classifiers learn at `classifier_rate` times the backbone's
+rate. Predictions and pseudo-labels are C_t's.
 Deliberate differences: the published code reports the better of C_s and C_t at the best epoch by target labels; pretraining
-trains both classifiers by plain cross-entropy; `model.dropout` stands before the layer, and all parts learn at one rate
-(published: none; the backbone at a tenth). `target_ce` is not in the paper.
+trains both classifiers by plain cross-entropy; `model.dropout` stands before the layer (published: none). `target_ce` is not
+in the paper.
 """
 
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Method(AdaptationMethod):
     @dataclass(frozen=True, kw_only=True)
     class Config:
         weight: float = bounded(1.0, least=0)  # of the backbone's terms on the target, at the end of their ramp
-        classifier_rate: float = bounded(1.0, above=0)  # the classifiers' learning rate, over the backbone's
+        classifier_rate: float = bounded(10.0, above=0)  # the classifiers' learning rate, over the backbone's
         target_ce: bool = False  # also train on this cycle's pseudo-labels, like `basic`
 
     def __init__(self, network: Network, config: Any) -> None:
