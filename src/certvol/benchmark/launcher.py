@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from certvol.cli import run as run_command
+from certvol.__main__ import run as run_command
 from certvol.file_systems import flock
 
 PATIENCE = 120.0  # seconds for the run's last process to save its state and go

@@ -98,8 +98,9 @@ class Method(AdaptationMethod):
 
     def _learning_faster(self, parameter: Tensor) -> Tensor:
         """The same values; their gradient is `classifier_rate` times as large, which for SGD is a rate of their own."""
+        rate: float = self.config.classifier_rate
         fixed = parameter.detach()
-        return fixed + self.config.classifier_rate * (parameter - fixed)
+        return fixed + rate * (parameter - fixed)
 
     def _both_cross_entropies(self, logits_NE: Tensor, labels_N: Tensor) -> Tensor:
         source_NC, target_NC = logits_NE.chunk(2, dim=1)
