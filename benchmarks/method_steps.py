@@ -1,11 +1,13 @@
-"""Time of a step of adaptation by every method that trains, over that of `basic`; on a GPU its memory too.
+"""Time and memory of a step of adaptation by every method that trains, over those of `basic`.
 
     OMP_NUM_THREADS=1 python benchmarks/method_steps.py                      # small_cnn, 60 random images of 16 px, one core
     python benchmarks/method_steps.py --device cuda                          # inception_v3, 128 of 224 px, recorded, bf16
+    python benchmarks/method_steps.py --large --only-memory                  # the same on a CPU, in full precision
 
 A step as training takes it, on a batch that is ready: drawing batches, labelling and the looks between cycles are not counted.
 On a CPU it is processor time, all methods in turn, so that whatever else the machine does meets all alike; on a GPU one method
-after the other, each with the GPU to itself, so that its memory is its own.
+after the other, each with the GPU to itself. Memory is the most that tensors hold at a time: weights, momentum, a method's own
+networks, and all that a step needs. On a CPU it is counted from the allocations, so that it is the same on any machine.
 """
 
 import argparse
@@ -13,6 +15,9 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +45,17 @@ ON_DIGITS = {"cvp": {"method.num_samples": 16}}  # as in recipes/digits.yaml
 class Player:
     """A method in training, on one random batch."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        classes = LARGE_CLASSES if on_gpu else SMALL_CLASSES
+    def __init__(self, name: str, device: torch.device, large: bool) -> None:
+        classes = LARGE_CLASSES if large else SMALL_CLASSES
         own = {"method.name": name, "model.weights": "none", "model.norm": "mixed", "training.device": str(device)}
-        config = resolve_settings(settings={**own, **(LARGE if on_gpu else SMALL | ON_DIGITS.get(name, {}))})
+        config = resolve_settings(settings={**own, **(LARGE if large else SMALL | ON_DIGITS.get(name, {}))})
         training, size, rows = config.training, config.data.image_size, config.training.batch_size
         backbone, info = seeded_backbone(config.model, size, training.seed)
         self.device, self.place = device, 0
         self.method = prepare(create_method(config, backbone, info, classes), training, device, steps=0).train()
         torch.manual_seed(0)
         images_NCHW = torch.randn(rows, 3, size, size, device=device)
-        if on_gpu:
+        if device.type == "cuda":
             images_NCHW = images_NCHW.to(memory_format=torch.channels_last)
         labels_SN = np.random.default_rng(0).integers(0, classes, (1, rows))
         self.plan = CyclePlan(np.arange(rows)[None], labels_SN, np.array([rows // 2], dtype=np.int64))
@@ -85,16 +89,46 @@ class Player:
             torch.cuda.synchronize(self.device)
 
 
-def on_cpu(names: list[str]) -> dict[str, dict[str, Any]]:
-    torch.set_num_threads(1)
-    players = {name: Player(name, torch.device("cpu")) for name in names}
+def times_on_cpu(names: list[str], large: bool) -> dict[str, float]:
+    players = {name: Player(name, torch.device("cpu"), large) for name in names}
     for player in players.values():
         player.seconds()
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(ROUNDS):
         for name, player in players.items():
             times[name].append(player.seconds())
-    return {name: {"seconds": statistics.median(found)} for name, found in times.items()}
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def most_held(work: Callable[[], object]) -> int:
+    """Bytes of CPU memory that tensors made by `work` hold at a time, at most."""
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        made = work()
+    del made
+    events = profile.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate((change for _, change in changes), initial=0))
+
+
+def two_steps(name: str, large: bool) -> Player:
+    """From a method's first weight on; the first step makes the momentum."""
+    player = Player(name, torch.device("cpu"), large)
+    for _ in range(2):
+        player.seconds()
+    return player
+
+
+def on_cpu(names: list[str], large: bool, only_memory: bool) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        found[name] = {"bytes": most_held(partial(two_steps, name, large))}
+        print(name, found[name], flush=True)
+    if not only_memory:
+        torch.set_num_threads(1)
+        for name, seconds in times_on_cpu(names, large).items():
+            found[name]["seconds"] = seconds
+    return found
 
 
 def on_gpu(names: list[str], device: torch.device) -> dict[str, dict[str, Any]]:
@@ -104,7 +138,7 @@ def on_gpu(names: list[str], device: torch.device) -> dict[str, dict[str, Any]]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)  # cuBLAS's workspace, which all share
-        player = Player(name, device)
+        player = Player(name, device, large=True)
         for _ in range(WARM_UP):
             player.seconds()
         seconds = statistics.median(player.seconds() for _ in range(ROUNDS))
@@ -123,18 +157,24 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--out", help="every figure, as JSON")
     parser.add_argument("--methods", help="names between commas; all that train, where left out")
+    parser.add_argument(
+        "--large", action="store_true", help="on a CPU what a GPU does: inception_v3, 128 images of 224 px"
+    )
+    parser.add_argument("--only-memory", action="store_true", help="on a CPU, no times")
     options = parser.parse_args()
     device = torch.device(options.device)
     kinds = discover().items()
     asked = options.methods.split(",") if options.methods else [n for n, k in kinds if k.adapts and not k.closed_form]
     names = list(dict.fromkeys(["basic", *asked]))
-    found = on_gpu(names, device) if device.type == "cuda" else on_cpu(names)
-    base = found["basic"]
-    print(f"basic: {1000 * base['seconds']:.1f} ms" + (f", {base['bytes'] / 2**30:.1f} GiB" if "bytes" in base else ""))
-    for name, figures in sorted(found.items(), key=lambda item: item[1]["seconds"]):
-        figures |= {f"{key}_to_basic": figures[key] / base[key] for key in list(figures) if key != "recorded"}
-        memory = f"  {figures['bytes_to_basic']:.2f}" if "bytes" in figures else ""
-        print(f"{name:16} {figures['seconds_to_basic']:.2f}{memory}")
+    found = on_gpu(names, device) if device.type == "cuda" else on_cpu(names, options.large, options.only_memory)
+    base = dict(found["basic"])
+    for figures in found.values():
+        figures |= {f"{key}_to_basic": figures[key] / base[key] for key in ("seconds", "bytes") if key in figures}
+    print("basic:", f"{base['bytes'] / 2**30:.3f} GiB", f"{1000 * base['seconds']:.1f} ms" if "seconds" in base else "")
+    print(f"{'over basic':16} memory  time")
+    for name, figures in sorted(found.items(), key=lambda item: item[1].get("seconds", item[1]["bytes"])):
+        time_to_basic = f"{figures['seconds_to_basic']:.2f}" if "seconds" in figures else ""
+        print(f"{name:16} {figures['bytes_to_basic']:6.2f}  {time_to_basic}")
     if options.out:
         Path(options.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -1,5 +1,7 @@
-"""`benchmarks/speed.py` runs anywhere with --small, and one part that fails does not take the others with it."""
+"""`benchmarks/speed.py` runs anywhere with --small, and one part that fails does not take the others with it; the memory that
+`method_steps.py` counts is what tensors hold."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 SPEED = Path(__file__).parents[1] / "benchmarks" / "speed.py"
 
@@ -65,3 +68,23 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     assert parts["whole_run"]["balanced"]["seconds"] < parts["whole_run"]["absent"]["seconds"]
     assert len(found["bars"]) == 12
     assert "EXTRAPOLATED" in printed
+
+
+def test_memory_of_a_step_is_the_most_that_tensors_hold_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SPEED.parent))
+    method_steps = importlib.import_module("method_steps")
+
+    def work() -> torch.Tensor:
+        kept, passing = torch.empty(1000), torch.empty(5000)
+        del passing
+        return torch.cat([kept, torch.empty(2000)])  # holds 1000, 2000 and 3000 floats at a time
+
+    assert 4 * 6000 <= method_steps.most_held(work) < 4 * 6000 + 1000
+    monkeypatch.setattr(
+        sys, "argv", ["method_steps.py", "--methods", "cvp", "--only-memory", "--out", str(tmp_path / "f")]
+    )
+    method_steps.main()
+    found = json.loads((tmp_path / "f").read_text())
+    assert found["cvp"]["bytes_to_basic"] > 1 == found["basic"]["bytes_to_basic"]
