@@ -378,3 +378,26 @@ def replicator_rounds(
                 after[i] = [x * u / total for x, u in zip(strategies[i], payoff, strict=True)]
         strategies = after
     return strategies
+
+
+def gaussian_uniform_posterior(distances: list[float], rounds: int) -> list[float]:
+    """EM for a Gaussian of mean 0 among uniform outliers, one value after the other."""
+    n = len(distances)
+    pairs = n // 2
+    signed = [(d - min(distances)) * (-1 if i % 2 == 0 and i < 2 * pairs else 1) for i, d in enumerate(distances)]
+    mean = sum(signed) / n
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in signed) / n)
+    values = [(x - mean) / deviation for x in signed]
+    share, variance, density = 0.1, 1.0, 0.2
+    for _ in range(rounds):
+        inside = []
+        for x in values:
+            normal = math.exp(-(x**2) / (2 * (variance + 1e-3))) / math.sqrt(2 * math.pi * (variance + 1e-3))
+            inside.append(share * normal / (share * normal + (1 - share) * density))
+        count = sum(inside)
+        share = min(0.5, count / n)
+        variance = sum(g * x**2 for g, x in zip(inside, values, strict=True)) / count
+        first = sum((1 - g) / (1 - share) * x for g, x in zip(inside, values, strict=True)) / count
+        second = sum((1 - g) / (1 - share) * x**2 for g, x in zip(inside, values, strict=True)) / count
+        density = 1 / (2 * math.sqrt(3 * (second - first**2)))
+    return inside

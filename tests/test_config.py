@@ -61,6 +61,7 @@ def test_values_from_the_command_line_are_typed() -> None:
         ({"training.batch_size": 10**9}, "at most 65536"),
         ({"training.learning_rate": float("inf")}, "at most"),
         ({"training.adapt_learning_rate": -1}, "above 0"),
+        ({"training.head_rate": 0}, "above 0"),
         ({"training.schedule_exponent": 1e308}, "at most 10"),
         ({"data.workers": 10**9}, "at most 1024"),
         ({"augment.grey": 5}, "at most 1"),

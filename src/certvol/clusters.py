@@ -50,29 +50,31 @@ def match_centres(found_CD: Tensor, known_CD: Tensor) -> Tensor:
 def gaussian_uniform_posterior(distances_N: Tensor, most_rounds: int = 1000, tolerance: float = 1e-10) -> Tensor:
     """Probability of each value to belong to a half-Gaussian that starts at the smallest value, not to uniform outliers.
 
-    EM on the values with signs alternating, so that the Gaussian is a whole one of mean 0. The share of outliers starts at
-    0.1 and stays at most 0.5; the uniform's width follows from its moments.
+    EM on the values with signs alternating, so that the Gaussian is a whole one of mean 0, brought to mean 0 and deviation 1. The
+    Gaussian's share starts at 0.1 and stays at most 0.5; the uniform's density starts at 0.2 and follows from its moments, which
+    are divided by the Gaussian's count as in the code of RSDA: divided by their own, up to a third of small groups end with no
+    member.
     """
     values = distances_N.double().cpu().numpy()
     if len(values) < 3 or values.std() == 0:
         return torch.ones_like(distances_N)  # too few, or too much alike, to call one an outlier
     values = values - values.min()
-    values[::2] *= -1
-    values = values / values.std()
-    outliers, variance, density = 0.1, 1.0, 1 / (values.max() - values.min())
+    values[: len(values) // 2 * 2 : 2] *= -1
+    values = (values - values.mean()) / values.std()
+    share, variance, density = 0.1, 1.0, 0.2
     before = -math.inf
     for _ in range(most_rounds):
-        gaussian = (1 - outliers) * np.exp(-0.5 * values**2 / variance) / math.sqrt(2 * math.pi * variance)
-        both = gaussian + outliers * density
+        wide = variance + 1e-3
+        gaussian = share * np.exp(-0.5 * values**2 / wide) / math.sqrt(2 * math.pi * wide)
+        both = gaussian + (1 - share) * density
         inside = gaussian / both
         likelihood = float(np.log(both).sum())
         if abs(likelihood - before) < tolerance:
             break
         before = likelihood
-        outside = 1 - inside
-        outliers = float(np.clip(outside.mean(), 1e-6, 0.5))
-        variance = max(float((inside * values**2).sum() / max(inside.sum(), 1e-12)), 1e-6)
-        share = max(float(outside.sum()), 1e-12)
-        first, second = float((outside * values).sum() / share), float((outside * values**2).sum() / share)
+        count = max(float(inside.sum()), 1e-12)
+        share = min(count / len(values), 0.5)
+        variance = float((inside * values**2).sum() / count)
+        first, second = (float(((1 - inside) * values**power).sum() / (count * (1 - share))) for power in (1, 2))
         density = 1 / max(2 * math.sqrt(3 * max(second - first**2, 0.0)), 1e-3)
     return torch.from_numpy(inside).to(distances_N)

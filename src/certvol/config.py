@@ -117,6 +117,8 @@ class TrainingConfig:
     compile: Literal["auto", "always", "never"] = "auto"
     """torch.compile of the backbone: a minute to start, faster after. auto: on a GPU, where a run has 5,000 steps or more."""
     learning_rate: float = 5e-4
+    head_rate: float = 1.0
+    """Learning rate of all that stands behind the backbone, over the backbone's. Many comparators are published with 10."""
     adapt_learning_rate: float | None = None
     """null: the same as in pretraining."""
     schedule: Literal["can", "constant"] = "can"
@@ -401,9 +403,9 @@ def _kind_in_words(kind: Any) -> str:
 SMALLEST_IMAGE = 8  # pixels
 # Of the sections here; a method's own settings have theirs beside them (bounds.py).
 _POSITIVE = (
-    "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.log_every "
-    "training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images augment.crop_area "
-    "augment.crop_aspect"
+    "data.cache_limit_gb data.max_megapixels data.views training.batch_size training.learning_rate training.head_rate "
+    "training.log_every training.mc_passes training.labelling_share guard.patience guard.trial_cycles guard.images "
+    "augment.crop_area augment.crop_aspect"
 ).split()
 _NOT_NEGATIVE = (
     "training.pretrain_steps training.cycles training.cycle_steps training.seed training.momentum training.weight_decay "
@@ -414,6 +416,7 @@ _NOT_NEGATIVE = (
 _AT_MOST = {
     "training.batch_size": 2**16,
     "training.learning_rate": 1e30,
+    "training.head_rate": 1e6,
     "training.labelling_share": 1,
     "training.schedule_exponent": 10,
     "data.holdout": 0.5,  # to leave images to train on

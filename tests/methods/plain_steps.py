@@ -81,12 +81,13 @@ def assert_steps_are(
     atol: float = 3e-6,
     **batch: bool,
 ) -> None:
-    """`plain_loss`: the whole loss of a batch from named weights."""
+    """`plain_loss`: the whole loss of a batch from named weights, times k for weights that learn at k times the rate."""
     method.train()
     method.network.classifier.dropout = 0.0
     weights = {name: value.detach().clone().requires_grad_() for name, value in method.named_parameters()}
     before = {name: value.detach().clone() for name, value in weights.items()}
-    ours, theirs = torch.optim.SGD(method.parameters(), **STEP), torch.optim.SGD(weights.values(), **STEP)
+    parts = [{"params": [p], "lr": STEP["lr"] * method.rate_of(name)} for name, p in method.named_parameters()]
+    ours, theirs = torch.optim.SGD(parts, **STEP), torch.optim.SGD(weights.values(), **STEP)
     for step in range(steps):
         mine = fitted(method, make_batch(seed=step, **batch), step)
         ours.zero_grad()

@@ -27,7 +27,7 @@ def test_outliers_of_a_class_weigh_nothing_and_its_core_much() -> None:
     rows[:4] = torch.eye(8)[4] + 0.1 * torch.randn(4, 8)  # of no class
     weights = pseudo_label_weights(rows, labels, 3)
     assert weights[:4].tolist() == [0] * 4
-    assert weights[4:50].mean() > 0.9
+    assert weights[4:50].median() > 0.7
     assert ((weights == 0) | (weights >= 0.5)).all()
 
 

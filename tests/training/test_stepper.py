@@ -15,15 +15,21 @@ from certvol.training.views import Views
 from methods.test_contract import CLASSES, make_method
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_a_step_is_sgd_with_nesterov_momentum_and_weight_decay(clip: float) -> None:
+@pytest.mark.parametrize(("name", "clip", "head_rate"), [("cvp", 0.0, 1.0), ("cvp", 0.1, 1.0), ("symnets", 0.1, 2.0)])
+def test_a_step_is_sgd_with_nesterov_momentum_weight_decay_and_a_rate_for_each_part(
+    name: str, clip: float, head_rate: float
+) -> None:
+    def rate(weight: str) -> float:
+        own = 3.0 if name == "symnets" and weight.startswith("network.classifier.") else 1.0
+        return own * (1.0 if weight.startswith("network.backbone.") else head_rate)
+
     rng = np.random.default_rng(0)
     pixels, rows = rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8), np.arange(20)
-    method = make_method("cvp", num_samples=4).train()
+    method = make_method(name, **({"num_samples": 4} if name == "cvp" else {"classifier_rate": 3.0})).train()
     twin = copy.deepcopy(method)
     store = PixelStore(pixels, rows, torch.device("cpu"), 0.5)
     views = Views(store, store, method.network.info, AugmentConfig())
-    settings = TrainingConfig(momentum=0.9, weight_decay=0.01, grad_clip=clip)
+    settings = TrainingConfig(momentum=0.9, weight_decay=0.01, grad_clip=clip, head_rate=head_rate)
     plan = CyclePlan(
         rng.integers(0, 20, (2, 16)), np.tile(np.arange(16) % CLASSES, (2, 1)), np.array([8, 8], dtype=np.int64)
     )
@@ -36,12 +42,12 @@ def test_a_step_is_sgd_with_nesterov_momentum_and_weight_decay(clip: float) -> N
         norm = torch.sqrt(sum((p.grad**2).sum() for p in twin.parameters()))
         assert clip == 0 or norm <= clip * 1.001
         with torch.no_grad():
-            for name, p in twin.named_parameters():
+            for key, p in twin.named_parameters():
                 gradient = p.grad + 0.01 * p
-                momentum[name] = gradient if index == 0 else 0.9 * momentum[name] + gradient
-                p -= learning_rate * (gradient + 0.9 * momentum[name])
-        for (name, mine), theirs in zip(method.named_parameters(), twin.parameters(), strict=True):
-            assert torch.allclose(mine, theirs, atol=1e-6), name
+                momentum[key] = gradient if index == 0 else 0.9 * momentum[key] + gradient
+                p -= learning_rate * rate(key) * (gradient + 0.9 * momentum[key])
+        for (key, mine), theirs in zip(method.named_parameters(), twin.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6), key
 
 
 def test_a_batch_holds_the_rows_of_its_target_images_and_another_view_where_the_method_asks() -> None:

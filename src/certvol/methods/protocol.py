@@ -132,6 +132,10 @@ class AdaptationMethod(nn.Module, ABC):
     def loss(self, terms: dict[str, Tensor]) -> Tensor:
         return torch.stack([self.term_weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
 
+    def rate_of(self, weight: str) -> float:
+        """Learning rate of a weight, by its name among `named_parameters`, over that of the run."""
+        return 1.0
+
     def logits(self, features_ND: Tensor, dropout: float | None = None) -> Tensor:
         """What labels and predictions are made of. `dropout`: drop with this probability, in evaluation too (MC-dropout)."""
         logits: Tensor = self.network.classifier(features_ND, dropout=dropout)

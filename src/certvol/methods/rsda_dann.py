@@ -12,8 +12,9 @@ ImageNet), and takes `training.cycles` with ramps and learning rate over them (p
 that a run costs 1 + `rounds` times as much as others; labels come from the last model of a training (published code: from
 the best by target labels); the common optimiser, with one rate for all but the discriminator (published: ten times
 higher for all but the backbone).
-Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some tasks. The width of
-the uniform is that of its moments, 2 sqrt(3 (C2 - C1^2)).
+Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some tasks.
+The mixture is the published one, the Gaussian's share at most 0.5. Of two published widths of the uniform it has that of its
+moments, 2 sqrt(3 (C2 - C1^2)), not 2 sqrt(3 C2 - C1^2). Fewer than three images of a class all count.
 """
 
 from dataclasses import dataclass
@@ -80,9 +81,10 @@ class Method(AdaptationMethod):
 
     @property
     def term_weights(self) -> dict[str, float]:
-        # A higher rate of the discriminator is a larger loss of it, whose gradient comes back as it was.
-        adversarial = self.config.adversarial_weight * self.config.discriminator_rate
-        return {"adversarial": adversarial, "entropy": self.config.entropy_weight}
+        return {"adversarial": self.config.adversarial_weight, "entropy": self.config.entropy_weight}
+
+    def rate_of(self, weight: str) -> float:
+        return float(self.config.discriminator_rate) if weight.startswith("discriminator.") else 1.0
 
     def label_target(self, survey: Survey) -> Labelled:
         labels_N = survey.probabilities_NC.argmax(dim=1)
@@ -100,7 +102,7 @@ class Method(AdaptationMethod):
         terms = {"ce": mean_cross_entropy(logits_NC[:split], labels_N[:split])}
         if batch.adapting:
             rising = ramp(batch.progress)
-            domains_N = self.discriminator(reverse_gradient(z_ND, rising / self.config.discriminator_rate))
+            domains_N = self.discriminator(reverse_gradient(z_ND, rising))
             terms["adversarial"] = domain_confusion(domains_N, split)
             p_NC = logits_NC[split:].softmax(dim=1)
             terms["pseudo_labels"] = robust_loss(p_NC, labels_N[split:], batch.tables["weights"])

@@ -5,10 +5,11 @@ one softmax P. The classifiers minimise both their cross-entropies on the source
 The backbone minimises even parts of -log P[y] and -log P[y + C] on the source and, with DANN's ramp, even parts of -log of both
 halves' probabilities and the entropy of P_s + P_t on the target. Each part's gradients reach that part alone: the classifiers
 see features without gradient, the backbone classifiers without. The classifiers learn at `classifier_rate` times the backbone's
-rate. Predictions and pseudo-labels are C_t's.
-Deliberate differences: the published code reports the better of C_s and C_t at the best epoch by target labels; pretraining
-trains both classifiers by plain cross-entropy; `model.dropout` stands before the layer (published: none). `target_ce` is not
-in the paper.
+rate: at the same rate they hardly tell the domains apart while the ramp rises, and what is left is entropy. Predictions and
+pseudo-labels are C_t's.
+Deliberate differences: the published code reports the better of C_s and C_t at the best epoch by target labels, and has no
+pretraining; ours trains both classifiers by the mean of their cross-entropies, where adaptation takes the sum; `model.dropout`
+stands before the layer (published: none). `target_ce` is not in the paper.
 """
 
 from dataclasses import dataclass
@@ -71,9 +72,12 @@ class Method(AdaptationMethod):
     def term_weights(self) -> dict[str, float]:
         return {"domain_confusion": self.config.weight, "entropy": self.config.weight}
 
+    def rate_of(self, weight: str) -> float:
+        return float(self.config.classifier_rate) if weight.startswith("network.classifier.") else 1.0
+
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         classifier, num_classes = self.network.classifier, self.network.num_classes
-        weight, bias = (self._learning_faster(p) for p in (classifier.output.weight, classifier.output.bias))
+        weight, bias = classifier.output.weight, classifier.output.bias
         features_ND = F.dropout(self.network.features(batch.images_NCHW), classifier.dropout, self.training)
         if not batch.adapting:
             own_NE = F.linear(features_ND, weight, bias)
@@ -95,12 +99,6 @@ class Method(AdaptationMethod):
             "domain_confusion": -rate * _mean(confused_S + confused_T) / 2,
             "entropy": rate * _mean(pair_entropy(shared_NE[split:])),
         }
-
-    def _learning_faster(self, parameter: Tensor) -> Tensor:
-        """The same values; their gradient is `classifier_rate` times as large, which for SGD is a rate of their own."""
-        rate: float = self.config.classifier_rate
-        fixed = parameter.detach()
-        return fixed + rate * (parameter - fixed)
 
     def _both_cross_entropies(self, logits_NE: Tensor, labels_N: Tensor) -> Tensor:
         source_NC, target_NC = logits_NE.chunk(2, dim=1)

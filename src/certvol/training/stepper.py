@@ -60,30 +60,40 @@ class Stepper:
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         """Without any momentum yet."""
-        settings = self.settings
+        settings, device, recorded = self.settings, self.views.device, self.recorder.enabled
+        by_rate: dict[float, list[nn.Parameter]] = {}
+        for name, weight in self.method.named_parameters():
+            if weight.requires_grad:
+                by_rate.setdefault(self._rate_of(name), []).append(weight)
+        rate = settings.learning_rate
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            [p for p in self.method.parameters() if p.requires_grad],
-            # In a tensor, so that a recorded step can be given another.
-            lr=torch.tensor(settings.learning_rate, device=self.views.device)
-            if self.recorder.enabled
-            else settings.learning_rate,
+            [
+                # In a tensor, so that a recorded step can be given another.
+                {"params": own, "times": times, "lr": torch.tensor(rate, device=device) if recorded else rate}
+                for times, own in by_rate.items()
+            ],
             momentum=settings.momentum,
             nesterov=settings.momentum > 0,
             weight_decay=settings.weight_decay,
-            fused=self.views.device.type == "cuda",
+            fused=device.type == "cuda",
         )
         self.recorder.forget()
         return self.optimizer
+
+    def _rate_of(self, weight: str) -> float:
+        behind = 1.0 if weight.startswith("network.backbone.") else self.settings.head_rate
+        return behind * self.method.rate_of(weight)
 
     def step(
         self, plan: CyclePlan, index: int, place: int, progress: float, adapting: bool, learning_rate: float
     ) -> tuple[dict[str, Tensor], Batch]:
         """`index` of the step in the plan, `place` of it in the phase. Never waits for the device."""
         for group in self.optimizer.param_groups:
+            rate = learning_rate * group["times"]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(learning_rate)
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = learning_rate
+                group["lr"] = rate
         batch = self._ready(plan, index, place, adapting)
         batch.progress.fill_(progress)
         torch.manual_seed(torch_seed(self.settings.seed, _stream("dropout", adapting), place, self.team.rank))
