@@ -42,6 +42,17 @@ def test_the_demo_adapts_and_can_be_run_again(tmp_path: Path, capsys: pytest.Cap
     assert "seed 0, not 1" in capsys.readouterr().err
 
 
+def test_any_methods_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("certvol.demo._accuracy", lambda method, *rest: {"dann": 0.5, "mcc": 0.25}[method])
+    assert run(["demo", "--out", str(tmp_path / "demo"), "--methods", "dann,mcc"]) == 0
+    assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == {"dann": 0.5, "mcc": 0.25}
+    assert run(["demo", "--out", str(tmp_path / "other"), "--methods", "dan2"]) == 2
+    assert "did you mean `dan`" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_demo_leaves_a_users_data_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "data" / "source" / "cats" / "1.jpg"
     mine.parent.mkdir(parents=True)

@@ -59,7 +59,10 @@ def adapt(
     resolved = _anchored(resolve_settings(preset, config, {**flatten(settings, "settings"), **places}))
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
-            raise UserError(f"no {name} folder was given: use --{name} FOLDER")
+            raise UserError(
+                f"no {name} folder was given: use --{name} FOLDER (to try a method without one: `certvol demo --out RUNS "
+                "--methods NAME`)"
+            )
     if out is None or not str(out):
         raise UserError("no folder for the run was given: use --out FOLDER")
     team, device = join_team(resolved.training.device)

@@ -107,9 +107,14 @@ def _near_option(name: str, command: str) -> list[str]:
 
 
 def _demo(commands: _Commands) -> None:
-    command = commands.add_parser("demo", help="adapt embedded synthetic digits to real ones, by three methods")
+    command = commands.add_parser(
+        "demo", help="adapt embedded synthetic digits to real ones, by three methods or others"
+    )
     command.add_argument("--out", required=True, metavar="RUNS", help="folder for the runs and summary.json")
     command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--methods", metavar="NAME,NAME", help="source_only,basic,cvp where left out; see `certvol list methods`"
+    )
 
 
 def _check(commands: _Commands) -> None:

@@ -191,10 +191,11 @@ def _demo(options: argparse.Namespace) -> int:
     from certvol.console import ConsoleReporter, percent, print_table, printable
     from certvol.report.page import report_on_finished
 
-    accuracies = demo.run(Path(options.out), options.seed, ConsoleReporter(), _Signals())
+    methods = demo.METHODS if options.methods is None else _words(options.methods)
+    accuracies = demo.run(Path(options.out), options.seed, methods, ConsoleReporter(), _Signals())
     rows = [[name, percent(value)] for name, value in accuracies.items()]
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
-    print("source_only is a run of its own; basic and cvp each start from a pretrained model of theirs")
+    print("every method is a run of its own, which starts from a pretrained model of its own")
     print(f"each run, with a prediction for every image, is in {printable(str(Path(options.out)))}/<method>/")
     for method in accuracies:
         _say_report(report_on_finished(Path(options.out) / method, ConsoleReporter()))
@@ -208,7 +209,7 @@ def _demo_comparison(out: Path, methods: list[str]) -> None:
 
     try:
         place = write_comparison([out / method for method in methods], out / "report.html")
-        print(f"all three on one page: {printable(str(place))}")
+        print(f"all on one page: {printable(str(place))}")
     except Exception as error:  # the runs are complete whatever happens here
         ConsoleReporter().warn(f"the comparison could not be made ({printable(str(error))})")
 

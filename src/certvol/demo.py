@@ -1,6 +1,7 @@
 """The embedded default: synthetic digits to real ones, by the same way as any user's folders."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ SETTINGS = {
 }
 
 
-def run(out: Path, seed: int, reporter: Reporter, stop_signal: StopSignal) -> dict[str, float]:
+def run(out: Path, seed: int, methods: Sequence[str], reporter: Reporter, stop_signal: StopSignal) -> dict[str, float]:
     """Target accuracy by method. Runs that are there already are gone on with, or only read."""
+    for method in methods:
+        api.resolve_settings(settings={"method.name": method})  # tells a mistaken name before anything is run
     if RunFolder(out).holds_a_run:
         raise UserError(f"{out} is a run itself; give a folder for the demo's runs as --out")
     source, target = write_digits(out / "data", seed=0)
     try:
-        accuracies = {method: _accuracy(method, source, target, out, seed, reporter, stop_signal) for method in METHODS}
+        accuracies = {method: _accuracy(method, source, target, out, seed, reporter, stop_signal) for method in methods}
     except Interrupted as stopped:
         raise Interrupted("stopped; the same command goes on from here", stopped.exit_code) from None
     write_text(out / "summary.json", json.dumps(accuracies, indent=2) + "\n")
