@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from certvol.benchmark import command
 from certvol.benchmark.command import Request
 from certvol.benchmark.grid import LocalPool
 from certvol.benchmark.plan import Job
+from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
 from certvol.benchmark.worker import Outcome
 from certvol.cli import run
 from certvol.errors import Interrupted, UserError
@@ -63,7 +65,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
                 continue
             base = ACCURACY[job.method.partition("@")[0]] + job.seed / 100
             write_run(job.folder, [0.5, base + 0.02, base] if "source" not in job.method else [base])
-            (job.folder / "config.yaml").write_text(job.settings.read_text())
+            settings = job.settings.read_text()
+            for name, path in (("source", job.source), ("target", job.target)):
+                settings = settings.replace(f"{name}: null", f"{name}: {json.dumps(str(path))}", 1)
+            (job.folder / "config.yaml").write_text(settings)
             ended(job, Outcome(0, 1.0, None))  # type: ignore[operator]
         return None
 
@@ -72,7 +77,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def _benchmark(out: Path, **changed: object) -> command.Summary:
-    request = Request(suite="digits", out=out, data=DATA, **{"tasks": ["T-B"], "seeds": [0, 1], **changed})
+    request = Request(suite="digits", out=out, **{"data": DATA, "tasks": ["T-B"], "seeds": [0, 1], **changed})
     return command.run(request, config_classes(), Silent(), StopSignal())
 
 
@@ -180,6 +185,7 @@ def test_mistakes_are_said_before_anything_runs(
     with pytest.raises(UserError, match=said):
         command.run(request, config_classes(), Silent(), StopSignal())
     assert played == []
+    assert not (tmp_path / "out" / "benchmark.json").exists()
 
 
 def test_folders_of_another_kind_are_refused(tmp_path: Path, played: list[Job]) -> None:
@@ -191,6 +197,62 @@ def test_folders_of_another_kind_are_refused(tmp_path: Path, played: list[Job]) 
     (tmp_path / "b" / "benchmark.json").write_text('{"suite": "office-31"}')
     with pytest.raises(UserError, match="holds the benchmark office-31"):
         _benchmark(tmp_path / "b")
+
+
+def _office(root: Path, classes: Sequence[str] = OFFICE_CLASSES, names: Sequence[str] = ("amazon", "webcam")) -> Path:
+    for name in names:
+        for number, kind in enumerate(classes):
+            (root / name / kind).mkdir(parents=True)
+            Image.new("L", (2, 2), number).save(root / name / kind / "0.png")
+    return root
+
+
+def _on(suite: str, data: Path, out: Path, task: str, method: str = "basic") -> command.Summary:
+    request = Request(suite=suite, out=out, data=data, tasks=[task], methods=[method])
+    return command.run(request, config_classes(), Silent(), StopSignal())
+
+
+def test_runs_of_another_root_are_refused(tmp_path: Path, played: list[Job]) -> None:
+    one, other, out = _office(tmp_path / "one"), _office(tmp_path / "other"), tmp_path / "out"
+    _on("office-31", one, out, "A-W")
+    with pytest.raises(UserError) as caught:
+        _on("office-31", other, out, "A-W")
+    for words in (str(out / "runs/A-W/basic/0"), str(one / "amazon"), str(other / "amazon"), "--data", "another --out"):
+        assert words in str(caught.value)
+    with pytest.raises(UserError, match=r"runs/A-W/basic/0 was made from"):
+        _on("office-31", other, out, "W-A", "cvp")  # not asked for now, and in the same tables
+    (tmp_path / "link").symlink_to(one)
+    _on("office-31", tmp_path / "link", out, "A-W")
+    assert [job.name for job in played] == ["A-W basic seed 0"]
+
+
+def test_links_to_classes_of_another_root_are_refused_and_stay(tmp_path: Path, played: list[Job]) -> None:
+    classes = ["backpack" if name == "back_pack" else name for name in CALTECH_CLASSES]
+    one, other = (_office(tmp_path / name, classes) for name in ("one", "other"))
+    _on("office-caltech", one, tmp_path / "out", "A-W")
+    with pytest.raises(UserError, match=r"was made from .*one/amazon, now .*other/amazon"):
+        _on("office-caltech", other, tmp_path / "out", "A-W")
+    assert (tmp_path / "out" / "data" / "amazon" / "back_pack").readlink() == one / "amazon" / "backpack"
+    (tmp_path / "out").rename(tmp_path / "moved")
+    _on("office-caltech", one, tmp_path / "moved", "A-W")
+    assert len(played) == 1
+
+
+def test_a_mistaken_call_leaves_the_folder_free(tmp_path: Path, played: list[Job]) -> None:
+    with pytest.raises(UserError, match="does not hold office-31"):
+        _on("office-31", tmp_path, tmp_path / "out", "A-W")
+    assert not (tmp_path / "out").exists()
+    _benchmark(tmp_path / "out")
+    with pytest.raises(UserError, match="holds the benchmark digits"):
+        _on("office-31", _office(tmp_path / "root"), tmp_path / "out", "A-W")
+
+
+def test_embedded_images_move_with_the_folder(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path / "out", data=None)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    made = len(played)
+    assert not _benchmark(tmp_path / "moved", data=None).failures
+    assert len(played) == made
 
 
 def test_two_at_a_time_in_one_folder_are_refused(tmp_path: Path, played: list[Job]) -> None:

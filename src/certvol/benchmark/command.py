@@ -16,6 +16,7 @@ from certvol.benchmark.plan import (
     Methods,
     Variant,
     check_given,
+    check_same_data,
     check_same_settings,
     read_variants,
     settings_of,
@@ -80,10 +81,10 @@ class Benchmark:
             variant.label: settings_of(variant, methods, preset, of_suite, file, request.settings)
             for variant in self.variants
         }
-        self._take_folder()
-        folders = suites.find_domains(self.suite, request.data, self.asked_tasks, self.out / "data")
-        for remark in suites.count_remarks(self.suite, folders):
-            reporter.warn(remark)
+        taken = self._check_folder()
+        work = self.out / "data"
+        located = suites.locate(self.suite, request.data, self.asked_tasks, work)
+        folders = {letter: domain.given_as(work) for letter, domain in located.items()}
         self.jobs = [
             self._job(task, variant, seed, folders)
             for seed in request.seeds
@@ -95,6 +96,14 @@ class Benchmark:
         asked = {(job.task, job.method, job.seed) for job in self.jobs}
         self.earlier = [key for key in read_results(self.out / "results.csv") if key not in asked]
         """Of other calls with this folder: the tables hold them too."""
+        if not self.suite.embedded:  # what certvol makes itself is the same anywhere
+            self._check_same_data(located, work)
+        self._make_folder()
+        suites.prepare(self.suite, located, work)
+        if not taken:  # last of all: a mistaken call leaves the folder free
+            write_text(self.out / "benchmark.json", json.dumps({"suite": self.suite.name}) + "\n")
+        for remark in suites.count_remarks(self.suite, folders):
+            reporter.warn(remark)
         self.seconds = _seconds_so_far(self.out / "attempts.jsonl")
         self.ends: dict[tuple[str, str, int], str] = {}
         self.read: dict[tuple[str, str, int], Result] = {}
@@ -113,12 +122,12 @@ class Benchmark:
         if request.baseline is not None and request.baseline not in labels:
             raise UserError(f"--baseline {request.baseline} is not among the methods to run: {', '.join(labels)}")
 
-    def _take_folder(self) -> None:
+    def _check_folder(self) -> bool:
+        """Whether it is this suite's already; UserError where it is something else's."""
         if RunFolder(self.out).holds_a_run:
             raise UserError(f"{self.out} is a run itself; give a folder for the benchmark's runs as --out")
         mark = self.out / "benchmark.json"
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
             before = json.loads(mark.read_text(encoding="utf-8"))["suite"] if mark.exists() else None
         except OSError as error:
             raise UserError(f"cannot use {self.out} for the benchmark: {error.strerror}") from None
@@ -126,8 +135,19 @@ class Benchmark:
             raise UserError(f"{mark} is damaged; give another --out") from None
         if before not in (None, self.suite.name):
             raise UserError(f"{self.out} holds the benchmark {before}, not {self.suite.name}; give another --out")
-        if before is None:
-            write_text(mark, json.dumps({"suite": self.suite.name}) + "\n")
+        return before is not None
+
+    def _make_folder(self) -> None:
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot use {self.out} for the benchmark: {error.strerror}") from None
+
+    def _check_same_data(self, located: Mapping[str, suites.Located], work: Path) -> None:
+        now = {letter: domain.origin(work) for letter, domain in located.items()}
+        asked = [(job.task, job.method, job.seed) for job in self.jobs]
+        for key in [*asked, *self.earlier]:
+            check_same_data(self.out / self._name(key), key[0], now, lambda path: suites.origin_of(path, work))
 
     def _job(self, task: str, variant: Variant, seed: int, folders: Mapping[str, Path]) -> Job:
         source, target = task.split("-")

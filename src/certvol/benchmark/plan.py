@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from certvol.config import SECTIONS, Config, absolute_path, flatten, for_method, nearest, read_settings_file, resolve
+from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.fixed_features import settled
 
@@ -139,4 +140,22 @@ def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
             raise UserError(
                 f"{job.folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; give another --out, or the "
                 "settings it was made with"
+            )
+
+
+def check_same_data(folder: Path, task: str, now: Mapping[str, Path], origin: Callable[[Path], Path]) -> None:
+    """A run that is there must be of the images that are asked for: tables compare like with like.
+
+    `now`: letter of a domain -> where its images lie; `origin`: the same of a path in a run's settings.
+    """
+    made = folder / "config.yaml"
+    if not made.exists():
+        return
+    before = read_settings_file(made)
+    for letter, name in zip(task.split("-"), ("data.source", "data.target"), strict=False):
+        path = before.get(name)
+        if path is not None and letter in now and (place := origin(Path(str(path)))) != now[letter]:
+            raise UserError(
+                f"{folder} was made from {printable(str(place))}, now {printable(str(now[letter]))} is asked for; give as --data "
+                "the root it was made from, or another --out"
             )

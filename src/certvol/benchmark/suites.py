@@ -55,6 +55,27 @@ class Suite:
         return {domain.letter: domain for domain in self.domains}
 
 
+@dataclass(frozen=True)
+class Located:
+    """A domain's folder, as it is found."""
+
+    folder: Path
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """The suite's name of each class -> its folder, relative to the domain's."""
+
+    def given_as(self, work: Path) -> Path:
+        """What runs get: the folder, or one of links in `work` to its classes under the suite's names, which accuracy is measured
+        by."""
+        renamed = any(Path(place).name != name for name, place in self.classes.items())
+        return work / self.folder.name if renamed else self.folder
+
+    def origin(self, work: Path) -> Path:
+        """Where the images lie, whatever links lead there."""
+        if self.given_as(work) == self.folder:
+            return self.folder.resolve()
+        return (self.folder / next(iter(self.classes.values()))).parent.resolve()
+
+
 def _all_pairs(letters: str) -> tuple[str, ...]:
     return tuple(f"{a}-{b}" for a, b in permutations(letters, 2))
 
@@ -253,14 +274,20 @@ def find_tasks(suite: Suite, asked: Sequence[str] | None, split: str | None) -> 
 
 
 def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Path]:
-    """The folder of each domain that the tasks need, by its letter; UserError with all that is missing or too much.
+    """The folder of each domain that the tasks need, by its letter, made where it is not there; see `locate` and `prepare`."""
+    located = locate(suite, root, tasks, work)
+    prepare(suite, located, work)
+    return {letter: domain.given_as(work) for letter, domain in located.items()}
 
-    `work`: where embedded images are written, and links where class folders go by other names than the suite's.
+
+def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Located]:
+    """Each domain that the tasks need, by its letter; UserError with all that is missing or too much. Nothing is written.
+
+    `work`: where embedded images will be written, and links where class folders go by other names than the suite's.
     """
     letters = [letter for letter in suite.letters if any(letter in task.split("-") for task in tasks)]
     if suite.embedded:
-        written = write_digit_domains(root or work, [suite.letters[letter].folders[0] for letter in letters])
-        return dict(zip(letters, written, strict=True))
+        return {letter: Located((root or work) / suite.letters[letter].folders[0]) for letter in letters}
     if root is None:
         raise UserError(
             f"{suite.name} needs --data ROOT, the folder that holds {_folders(suite)}; get it from {suite.where}"
@@ -269,19 +296,17 @@ def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Pa
         raise UserError(f"there is no folder {printable(str(root))}; {suite.name} is to be had from {suite.where}")
     present = {entry.name: entry for entry in sorted(root.iterdir()) if entry.is_dir()}
     faults: list[str] = []
-    found: dict[str, Path] = {}
-    classes: dict[str, dict[str, str]] = {}
+    found: dict[str, Located] = {}
     for letter in letters:
         domain = suite.letters[letter]
         names = [name for name in domain.folders if name in present]
         if not names:
             faults.append(f"the domain {domain.folders[0]} is missing (folder {' or '.join(domain.folders)})")
             continue
-        found[letter] = present[names[0]]
-        classes[letter] = _class_folders(suite, found[letter])
-        faults += _class_faults(suite, names[0], classes[letter])
+        found[letter] = Located(present[names[0]], _class_folders(suite, present[names[0]]))
+        faults += _class_faults(suite, names[0], found[letter].classes)
     if not faults and not suite.class_names:
-        faults = _unlike_classes({found[letter].name: set(names) for letter, names in classes.items()})
+        faults = _unlike_classes({domain.folder.name: set(domain.classes) for domain in found.values()})
     if faults:
         known = {name for domain in suite.domains for name in domain.folders}
         extra = [name for name in present if name not in known and not name.startswith(".")]
@@ -291,7 +316,27 @@ def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Pa
             f"{printable(str(root))} does not hold {suite.name}: {'; '.join(faults)}. Expected is {_folders(suite)}, each with "
             f"{suite.classes} class folders; get it from {suite.where}"
         )
-    return {letter: _linked(folder, classes[letter], work) for letter, folder in found.items()}
+    return found
+
+
+def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> None:
+    """Writes embedded images, and links to classes that go by other names."""
+    if suite.embedded:
+        folders = [domain.folder for domain in located.values()]
+        write_digit_domains(folders[0].parent, [folder.name for folder in folders])
+    for domain in located.values():
+        if (view := domain.given_as(work)) != domain.folder:
+            _link(domain, view)
+
+
+def origin_of(path: Path, work: Path) -> Path:
+    """Where the images of a run lie that was given `path`: for a folder of links in `work`, where they lead."""
+    if not path.exists() and path.parent.name == work.name and (work / path.name).is_dir():
+        path = work / path.name  # the benchmark's folder was moved, and its links with it
+    if path.parent.resolve() != work.resolve() or not path.is_dir():
+        return path.resolve()
+    links = sorted(entry for entry in path.iterdir() if entry.is_symlink())
+    return links[0].readlink().parent.resolve() if links else path.resolve()
 
 
 def count_remarks(suite: Suite, folders: Mapping[str, Path]) -> list[str]:
@@ -336,16 +381,11 @@ def _unlike_classes(classes: Mapping[str, set[str]]) -> list[str]:
     return faults
 
 
-def _linked(folder: Path, classes: Mapping[str, str], work: Path) -> Path:
-    """The folder itself, or one of links to its classes under the suite's names, by which accuracy is measured."""
-    if all(Path(place).name == name for name, place in classes.items()):
-        return folder
-    view = work / folder.name
+def _link(domain: Located, view: Path) -> None:
     view.mkdir(parents=True, exist_ok=True)
-    for name, place in classes.items():
-        link, aim = view / name, (folder / place).absolute()
+    for name, place in domain.classes.items():
+        link, aim = view / name, (domain.folder / place).absolute()
         if link.is_symlink() and link.readlink() != aim:
             link.unlink()
         if not link.is_symlink():
             link.symlink_to(aim, target_is_directory=True)
-    return view
