@@ -128,6 +128,59 @@ def test_a_failure_is_recorded_and_tried_again_by_the_next_call(
     assert next(row for row in _rows(tmp_path) if row["run"] == "runs/T-B/basic/0")["seconds"] == "2.0"
 
 
+@pytest.mark.parametrize("what", ["FAIL_AT", "TERM_AT"])
+def test_the_reason_of_a_failure_stays_until_the_run_is_tried_again(
+    what: str, tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(what, "T-B cvp seed 0")
+    reason = _benchmark(tmp_path, methods=["cvp"], seeds=[0]).failures[0][1]
+    (tmp_path / "runs" / "T-B" / "cvp" / "0").mkdir()
+    (tmp_path / "runs" / "T-B" / "cvp" / "0" / "config.yaml").write_text("")
+    for _ in range(2):
+        assert _benchmark(tmp_path, methods=["basic"], seeds=[0]).failures == [], "it was not asked for"
+        assert [row["status"] for row in _rows(tmp_path)] == ["done", f"failed: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ({"code": 1}, "failed: why"),
+        ({"code": 143}, "stopped"),
+        ({"code": -9, "failed": False}, "stopped"),
+        ({"code": 143, "failed": True}, "failed: why"),
+    ],
+)
+def test_how_an_attempt_ended_is_read_again(
+    line: dict[str, object], status: str, tmp_path: Path, played: list[Job]
+) -> None:
+    _benchmark(tmp_path, methods=["cvp"], seeds=[0])
+    (tmp_path / "runs" / "T-B" / "cvp" / "0" / "model.safetensors").unlink()
+    with (tmp_path / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"run": "runs/T-B/cvp/0", "seconds": 1.0, "reason": "why", **line}) + "\n")
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    assert [row["status"] for row in _rows(tmp_path)] == ["done", status]
+
+
+def test_what_an_earlier_call_did_not_end_empties_no_table(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOP_AT", "F-R basic seed 0")
+    with pytest.raises(Interrupted):
+        _benchmark(tmp_path, tasks=["F-R"], methods=["basic", "cvp"], seeds=[0])
+    begun = tmp_path / "runs" / "F-R" / "cvp" / "0"
+    begun.mkdir(parents=True)
+    (begun / "config.yaml").write_text("")
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    assert [(row["task"], row["method"], row["status"]) for row in _rows(tmp_path)] == [
+        ("F-R", "cvp", "stopped"),
+        ("T-B", "basic", "done"),
+    ]
+    text = (tmp_path / "table.md").read_text()
+    assert "F-R" not in text
+    assert "cvp" not in text.split("\n\n")[1]
+    assert "| basic | small_cnn | last | 60.0 | 60.0 |" in text
+
+
 def test_a_stop_leaves_a_table_of_what_is_there_and_goes_on(
     tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

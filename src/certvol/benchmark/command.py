@@ -60,7 +60,7 @@ class Request:
 class Summary:
     tables: list[tables.Table]
     failures: list[tuple[str, str]]
-    """(name of the job, reason)."""
+    """(name of the job, reason) of those that were asked for."""
     results: list[Result]
 
 
@@ -104,7 +104,7 @@ class Benchmark:
             write_text(self.out / "benchmark.json", json.dumps({"suite": self.suite.name}) + "\n")
         for remark in suites.count_remarks(self.suite, folders):
             reporter.warn(remark)
-        self.seconds = _seconds_so_far(self.out / "attempts.jsonl")
+        self.seconds, self.reasons = _attempts_so_far(self.out / "attempts.jsonl")
         self.ends: dict[tuple[str, str, int], str] = {}
         self.read: dict[tuple[str, str, int], Result] = {}
 
@@ -225,17 +225,19 @@ class Benchmark:
     def _ended(self, job: Job, outcome: Outcome) -> None:
         key = (job.task, job.method, job.seed)
         self.seconds[self._name(key)] = self.seconds.get(self._name(key), 0.0) + outcome.seconds
+        stopped = outcome.asked_to_stop and (outcome.code < 0 or outcome.code in STOP_CODES)
         line = {
             "run": self._name(key),
             "seconds": round(outcome.seconds, 1),
             "code": outcome.code,
             "reason": outcome.reason,
+            "failed": outcome.code != 0 and not stopped and not outcome.tried_again,
         }
         append_line(self.out / "attempts.jsonl", line)
         if outcome.tried_again:
             self.reporter.warn(f"{job.name}: {outcome.reason}; trying again")
             return
-        if outcome.asked_to_stop and (outcome.code < 0 or outcome.code in STOP_CODES):
+        if stopped:
             self.ends[key] = STOPPED
             return
         self.reporter.advance(1)
@@ -261,8 +263,10 @@ class Benchmark:
         name = self._name(key)
         folder = RunFolder(self.out / name)
         seconds = self.seconds.get(name)
-        begun = STOPPED if folder.holds_a_run else WAITING
-        asked = Result(task, method, seed, self.suite.metric, name, self.ends.get(key, begun), seconds)
+        before = STOPPED if folder.holds_a_run else WAITING
+        if name in self.reasons:
+            before = f"failed: {self.reasons[name]}"
+        asked = Result(task, method, seed, self.suite.metric, name, self.ends.get(key, before), seconds)
         if not folder.finished:
             return asked
         if key not in self.read:
@@ -271,18 +275,28 @@ class Benchmark:
 
     def write(self) -> Summary:
         """Everything anew, from what the runs' folders hold."""
-        keys = [(job.task, job.method, job.seed) for job in self.jobs] + self.earlier
+        keys = [(job.task, job.method, job.seed) for job in self.jobs]
+        asked = [self._result(key) for key in keys]
+        # Of earlier calls, what was never begun is forgotten, and what is not over is in no table: it would empty averages.
+        earlier = [result for key in self.earlier if (result := self._result(key)).status != WAITING]
         order = {variant.label: number for number, variant in enumerate(self.variants)}
-        found = [self._result(key) for key in keys]
-        tasks = self._tasks_in_order({result.task for result in found})
-        found.sort(key=lambda r: (tasks.index(r.task), order.get(r.method, len(order)), r.method, r.seed))
-        made = tables.all_tables(self.suite, found, tasks, self.request.selector, self._baseline(found))
+        tasks = self._tasks_in_order({result.task for result in (*asked, *earlier)})
+
+        def in_order(results: Sequence[Result]) -> list[Result]:
+            return sorted(
+                results, key=lambda r: (tasks.index(r.task), order.get(r.method, len(order)), r.method, r.seed)
+            )
+
+        found, over = in_order([*asked, *earlier]), in_order([*asked, *(r for r in earlier if r.status != STOPPED)])
+        columns = [task for task in tasks if any(result.task == task for result in over)]
+        made = tables.all_tables(self.suite, over, columns, self.request.selector, self._baseline(over))
         write_text(self.out / "results.csv", results_csv(found))
         write_text(self.out / "table.md", tables.markdown(made))
         write_text(self.out / "table.tex", tables.latex(made))
         write_text(self.out / "table.csv", tables.long_csv(made))
-        failures = [(f"{r.task} {r.method} seed {r.seed}", r.status) for r in found if r.status.startswith("failed")]
-        return Summary(made, [(name, status.removeprefix("failed: ")) for name, status in failures], found)
+        failed = [r for r in in_order(asked) if r.status.startswith("failed")]
+        reasons = [(f"{r.task} {r.method} seed {r.seed}", r.status.removeprefix("failed: ")) for r in failed]
+        return Summary(made, reasons, found)
 
     def _tasks_in_order(self, found: set[str]) -> list[str]:
         """As published, then others."""
@@ -300,16 +314,22 @@ def _kept(suite: suites.Suite) -> dict[str, Any]:
     return {name: value for name, value in suite.settings.items() if not name.startswith("training.")}
 
 
-def _seconds_so_far(path: Path) -> dict[str, float]:
-    """Of each run, over all attempts; one that a kill of the benchmark ended is not known."""
+def _attempts_so_far(path: Path) -> tuple[dict[str, float], dict[str, str]]:
+    """(seconds of each run over all attempts, why each failed whose last attempt did); an attempt that a kill of the benchmark
+    ended is not known."""
     seconds: dict[str, float] = {}
+    reasons: dict[str, str] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             attempt = json.loads(line)
-            seconds[attempt["run"]] = seconds.get(attempt["run"], 0.0) + float(attempt["seconds"])
+            run, code = attempt["run"], attempt["code"]
+            seconds[run] = seconds.get(run, 0.0) + float(attempt["seconds"])
+            reasons.pop(run, None)
+            if attempt.get("failed", code != 0 and code not in STOP_CODES):  # older lines have no `failed`
+                reasons[run] = str(attempt["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return seconds
+    return seconds, reasons
 
 
 def run(request: Request, methods: Methods, reporter: Reporter, stop_signal: StopSignal) -> Summary:
