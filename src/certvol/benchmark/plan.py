@@ -21,6 +21,14 @@ NO_MATTER = frozenset(
     "training.tensorboard guard.keep".split()
 )
 
+# Settings that a benchmark gives each run itself -> what says them instead.
+SET_PER_RUN = {
+    "training.seed": "--seeds",
+    "data.source": "--data and --tasks",
+    "data.target": "--data and --tasks",
+    "method.name": "--methods",
+}
+
 _NOT_IN_NAMES = re.compile(r"[^-.,\w]")
 
 
@@ -34,7 +42,15 @@ class Variant:
     @property
     def label(self) -> str:
         """method@setting=value, which is a folder's name too."""
-        words = "+".join(f"{name}={_NOT_IN_NAMES.sub('_', value)}" for name, value in self.settings)
+        return self._named(lambda value: _NOT_IN_NAMES.sub("_", value))
+
+    @property
+    def words(self) -> str:
+        """As it is given, which may be no folder's name."""
+        return self._named(str)
+
+    def _named(self, spelt: Callable[[str], str]) -> str:
+        words = "+".join(f"{name}={spelt(value)}" for name, value in self.settings)
         return f"{self.method}@{words}" if words else self.method
 
 
@@ -79,14 +95,28 @@ def read_variants(words: Sequence[str], vary: Sequence[str], methods: Methods) -
         own = [(setting, value) for setting, values in pairs for value in values.split(",")]
         own = [(setting, value) for setting, value in own if _has(setting, methods[variant.method])]
         varied += [Variant(variant.method, (*variant.settings, pair)) for pair in own] or [variant]
-    return list({variant.label: variant for variant in varied}.values())
+    by_label: dict[str, Variant] = {}
+    for variant in varied:
+        other = by_label.setdefault(variant.label, variant)
+        if other != variant:
+            raise UserError(
+                f"{other.words} and {variant.words} would both be called {variant.label}, and have one folder; change one of the "
+                "values, or give them in two calls with an --out each"
+            )
+    return list(by_label.values())
 
 
 def _assignment(text: str, flag: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise UserError(f"{flag}: expected SETTING=VALUE, found `{text}`")
+    _check_not_set_per_run(name, f"{flag} {text}")
     return name, value
+
+
+def _check_not_set_per_run(setting: str, found: str) -> None:
+    if setting in SET_PER_RUN:
+        raise UserError(f"{found}: a benchmark sets `{setting}` for each run itself; use {SET_PER_RUN[setting]}")
 
 
 def _has(setting: str, of_method: type) -> bool:
@@ -119,10 +149,9 @@ def settings_of(
 
 
 def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: Methods) -> None:
-    """A setting of a method that is not among those to run is a mistake, which `settings_of` would pass over."""
-    if "method.name" in given:
-        raise UserError("a benchmark's methods are given as --methods NAME,NAME")
+    """What `settings_of` would pass over is a mistake: a setting of no method that is to run, and one that is each run's own."""
     for setting in given:
+        _check_not_set_per_run(setting, f"--{setting}")
         known = any(_has(setting, cls) for cls in methods.values())
         if setting.startswith("method.") and known and not any(_has(setting, methods[v.method]) for v in variants):
             raise UserError(f"`{setting}` is a setting of none of the methods {', '.join(v.method for v in variants)}")
