@@ -1,7 +1,9 @@
 """The benchmarks there are: their domains, tasks and protocol, and whether a folder holds them."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,7 @@ class Domain:
     folders: tuple[str, ...]
     """Its folder's names in use, the usual one first."""
     images: int | None
-    """None where only the sum over domains is known."""
+    """None where only the sum over domains is known, `total_images` of the suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Suite:
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of classes in use -> the name in `class_names`."""
     archive_sha256: str | None = None
+    total_images: int | None = None
+    """Of all domains together, where those of each are not known."""
     splits: Mapping[str, str] = field(default_factory=dict)
     """Name of a split -> its task, where the suite has several targets and one is meant."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -188,6 +192,7 @@ SUITES: dict[str, Suite] = {
             metric="accuracy",
             backbone="resnet50",
             where="the repository of Adaptiope (Ringwald and Stiefelhagen, WACV 2021)",
+            total_images=6712,
             archive_sha256="da02da26ec456def6af39d32c794070cb51a3b5696489172f70f69f2da2f1a63",
         ),
         Suite(
@@ -303,8 +308,9 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
         if not names:
             faults.append(f"the domain {domain.folders[0]} is missing (folder {' or '.join(domain.folders)})")
             continue
-        found[letter] = Located(present[names[0]], _class_folders(suite, present[names[0]]))
-        faults += _class_faults(suite, names[0], found[letter].classes)
+        folders = _class_folders(suite, present[names[0]])
+        found[letter] = Located(present[names[0]], {name: places[0] for name, places in folders.items()})
+        faults += _class_faults(suite, names[0], folders)
     if not faults and not suite.class_names:
         faults = _unlike_classes({domain.folder.name: set(domain.classes) for domain in found.values()})
     if faults:
@@ -340,45 +346,87 @@ def origin_of(path: Path, work: Path) -> Path:
 
 
 def count_remarks(suite: Suite, folders: Mapping[str, Path]) -> list[str]:
-    """In words, each domain that has not the number of images of the published protocol."""
+    """In words, each domain, or all together, that have not the number of images of the published protocol."""
+    counts = {letter: len(scan(folder).paths) for letter, folder in folders.items()}
     remarks = []
     for letter, folder in folders.items():
-        expected, found = suite.letters[letter].images, len(scan(folder).paths)
+        expected, found = suite.letters[letter].images, counts[letter]
         if expected is not None and found != expected:
             remarks.append(f"{folder.name} holds {found:,} images, the published {suite.name} {expected:,}")
+    total = sum(counts.values())
+    if suite.total_images is not None and set(counts) == set(suite.letters) and total != suite.total_images:
+        names = ", ".join(folder.name for folder in folders.values())
+        remarks.append(f"{names} together hold {total:,} images, the published {suite.name} {suite.total_images:,}")
     return remarks
+
+
+def describe(suite: Suite) -> str:
+    """All that is known of it, in lines of at most 80 characters."""
+    backbone = f"backbone {suite.backbone}" if suite.embedded else f"published with {suite.backbone}"
+    lines = [
+        ("tasks", " ".join(suite.tasks)),
+        *(("", f"--split {name}: {task}") for name, task in suite.splits.items()),
+        ("measured", f"{suite.metric.replace('_', ' ')}, {suite.classes} classes; {backbone}"),
+    ]
+    for number, domain in enumerate(suite.domains):
+        first, *others = domain.folders
+        about = [f"{domain.images:,} images"] if domain.images is not None else []
+        about += [f"or folder {' or '.join(others)}"] if others else []
+        words = f" ({'; '.join(about)})" if about else ""
+        lines.append(("" if number else "domains", f"{domain.letter} {first}{words}"))
+    if suite.total_images is not None:
+        lines.append(("", f"{suite.total_images:,} images in all"))
+    lines.append(("data from", suite.where))
+    if suite.archive_sha256 is not None:
+        lines.append(("sha256", suite.archive_sha256))
+    wrapped = partial(textwrap.wrap, width=80, break_long_words=False, break_on_hyphens=False)
+    text = wrapped(f"{suite.name}: {suite.summary}", subsequent_indent="  ")
+    text += [
+        line
+        for head, words in lines
+        for line in wrapped(words, initial_indent=f"  {head:<11}", subsequent_indent=13 * " ")
+    ]
+    return "\n".join(text)
 
 
 def _folders(suite: Suite) -> str:
     return ", ".join(f"{domain.folders[0]}/" for domain in suite.domains)
 
 
-def _class_folders(suite: Suite, folder: Path) -> dict[str, str]:
-    """The suite's name of each class that has images -> its folder, relative to the domain's."""
+def _class_folders(suite: Suite, folder: Path) -> dict[str, list[str]]:
+    """The suite's name of each class that has images -> its folders, relative to the domain's."""
     paths = scan(folder).paths
     level = class_level(paths)
     above = f"{paths[0].partition('/')[0]}/" if level else ""
     names = {name for path in paths if (name := class_of(path, level)) is not None}
-    return {suite.class_aliases.get(name, name): above + name for name in sorted(names)}
+    folders: dict[str, list[str]] = {}
+    for name in sorted(names):
+        folders.setdefault(suite.class_aliases.get(name, name), []).append(above + name)
+    return folders
 
 
-def _class_faults(suite: Suite, domain: str, found: Mapping[str, str]) -> list[str]:
+def _class_faults(suite: Suite, domain: str, found: Mapping[str, Sequence[str]]) -> list[str]:
     if not suite.class_names:
         wrong = len(found) != suite.classes
         return [f"{domain} has {len(found)} classes with images, not {suite.classes}"] if wrong else []
+    several = [
+        f"{domain} has {len(places)} folders of the class {name}: {name_some(places)}; join them"
+        for name, places in found.items()
+        if len(places) > 1
+    ]
     missing = [name for name in suite.class_names if name not in found]
     extra = [name for name in found if name not in suite.class_names]
     faults = [f"{domain} lacks {name_some(missing)}"] if missing else []
-    return faults + ([f"{domain} has classes too many: {name_some(extra)}"] if extra else [])
+    return several + faults + ([f"{domain} has classes too many: {name_some(extra)}"] if extra else [])
 
 
 def _unlike_classes(classes: Mapping[str, set[str]]) -> list[str]:
-    faults = []
-    everywhere = set.intersection(*classes.values()) if classes else set()
-    for domain, names in classes.items():
-        if names != everywhere:
-            faults.append(f"{domain} alone, or not all domains, has {name_some(sorted(names - everywhere))}")
-    return faults
+    anywhere = set().union(*classes.values())
+    return [
+        f"{domain} lacks {name_some(sorted(anywhere - names))}, which other domains have"
+        for domain, names in classes.items()
+        if names != anywhere
+    ]
 
 
 def _link(domain: Located, view: Path) -> None:
