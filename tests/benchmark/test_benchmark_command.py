@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from certvol.benchmark.command import Request
 from certvol.benchmark.grid import LocalPool
 from certvol.benchmark.plan import Job
 from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
+from certvol.benchmark.tables import Cell, Row, Table
 from certvol.benchmark.worker import Outcome
 from certvol.cli import run
 from certvol.errors import Interrupted, UserError
@@ -228,6 +230,8 @@ def test_the_settings_that_were_asked_for_reach_the_runs(tmp_path: Path, played:
         ({"baseline": "dann"}, "not among the methods"),
         ({"settings": {"training.cycle": "1"}}, "unknown setting"),
         ({"config": Path("nowhere.yaml")}, "nowhere.yaml"),
+        ({"settings": {"model.weights": "/nope"}}, "the weights file /nope is not there"),
+        ({"methods": ["cvp@model.weights=/"]}, "the weights file / is no file"),
         ({"suite": "office-31", "tasks": None, "data": None}, "--data ROOT"),
     ],
 )
@@ -355,6 +359,40 @@ def test_the_command_line(tmp_path: Path, played: list[Job], capsys: pytest.Capt
     ):
         assert run([*words, *more]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_finished_runs_need_no_weights_file(tmp_path: Path, played: list[Job]) -> None:
+    weights = tmp_path / "w.pth"
+    weights.write_bytes(b"w")
+    changed = {"methods": ["cvp"], "settings": {"model.weights": str(weights)}}
+    _benchmark(tmp_path / "out", **changed)
+    weights.unlink()
+    assert not _benchmark(tmp_path / "out", **changed).failures
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_figures_and_words_are_never_broken(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(name: str, published: bool = False) -> Row:
+        return Row(
+            name, [Cell(text="inception_v3.tv_in1k"), *[Cell(0.824, 0.0125)] * 6, Cell(text="seen or not")], published
+        )
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    title, columns = "a title of several words", ["backbone", *"ABCDEF", "which is"]
+    command.show(
+        [Table(title, columns, [row("cvp@method.samples_weight=0"), row("SE", True)], 1, ["A note of words."])]
+    )
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    whole = next(line for line in lines if "cvp@" in line)
+    assert whole.count("82.4 ± 1.2") == 6
+    assert "cvp@method.samples_weight=0" in whole
+    assert "inception_v3.tv_in1k" in whole
+    table = [line for line in lines if line[:1] in ("┏", "┃", "┡", "│", "├", "└")]
+    assert len({len(line) for line in table}) == 1
+    assert len(table[0]) == {30: 140, 80: 140, 200: 146}[width], "as wide as needed, and no wider"
 
 
 def test_a_place_whose_name_is_no_unicode_is_printed(

@@ -18,6 +18,7 @@ from certvol.benchmark.plan import (
     check_given,
     check_same_data,
     check_same_settings,
+    check_weights,
     read_variants,
     settings_of,
 )
@@ -93,6 +94,8 @@ class Benchmark:
         ]
         for job in self.jobs:
             check_same_settings(job, self.configs[job.method], methods)
+        for label in dict.fromkeys(job.method for job in self.jobs if not RunFolder(job.folder).finished):
+            check_weights(self.configs[label])
         asked = {(job.task, job.method, job.seed) for job in self.jobs}
         self.earlier = [key for key in read_results(self.out / "results.csv") if key not in asked]
         """Of other calls with this folder: the tables hold them too."""
@@ -342,13 +345,14 @@ def show(made: Sequence[tables.Table]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    room = Console().width if sys.stdout.isatty() else 160
     styles = {0: "", 1: "bold", 2: "underline"}
     for table in made:
         shown = Table(title=Text(table.title), title_justify="left", title_style="bold")
-        shown.add_column("", overflow="fold")
-        for number, column in enumerate(table.columns):
-            shown.add_column(Text(column), justify="left" if number < table.text_columns else "right", overflow="fold")
+        widths = column_widths(table, room)
+        for number, (column, width) in enumerate(zip(["", *table.columns], widths, strict=True)):
+            left = number <= table.text_columns
+            shown.add_column(Text(column), justify="left" if left else "right", width=width, overflow="fold")
         before = False
         for row in table.rows:
             if row.published and not before:
@@ -356,6 +360,29 @@ def show(made: Sequence[tables.Table]) -> None:
             before = row.published
             cells = [Text(tables.cell_text(cell), styles[cell.rank]) for cell in row.cells]
             shown.add_row(Text(row.name, "italic" if row.published else ""), *cells)
-        console.print(shown)
+        # Where the terminal is too narrow for the figures it breaks lines, rather than figures.
+        console = Console(highlight=False, width=max(room, _beside_columns(widths) + sum(widths)))
+        console.print(shown, soft_wrap=True)
         for note in table.notes:
-            console.print(Text(note, "dim"))
+            console.print(Text(note, "dim"), width=room)
+
+
+def column_widths(table: tables.Table, room: int) -> list[int]:
+    """Of the rows' names and each column, so that the table fits into `room` if it can be: text may be broken between words; a
+    word stays whole, and so does a figure with its deviation."""
+    columns = [["", *(row.name for row in table.rows)]]
+    columns += [[name, *(tables.cell_text(row.cells[i]) for row in table.rows)] for i, name in enumerate(table.columns)]
+    whole = [max(map(len, texts)) for texts in columns]
+    widths = []
+    for number, (heading, *texts) in enumerate(columns):
+        figures = [row.cells[number - 1].mean is not None for row in table.rows] if number else [False] * len(texts)
+        parts = [[text] if figure else text.split() for text, figure in zip(texts, figures, strict=True)]
+        widths.append(max((len(part) for part in sum(parts, heading.split())), default=0))
+    while sum(widths) + _beside_columns(widths) < room and widths != whole:
+        most = max(range(len(widths)), key=lambda i: whole[i] - widths[i])
+        widths[most] += 1
+    return widths
+
+
+def _beside_columns(widths: Sequence[int]) -> int:
+    return 3 * len(widths) + 1  # a space on either side of each, and lines

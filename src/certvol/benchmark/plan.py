@@ -157,6 +157,16 @@ def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: 
             raise UserError(f"`{setting}` is a setting of none of the methods {', '.join(v.method for v in variants)}")
 
 
+def check_weights(config: Config) -> None:
+    """Every run would fail where the file is missing: that is said before the first."""
+    weights = config.model.weights
+    if weights not in (None, "none") and not Path(str(weights)).is_file():
+        found = "is no file" if Path(str(weights)).exists() else "is not there"
+        raise UserError(
+            f"the weights file {printable(str(weights))} {found}; give a .safetensors or .pth file, or none to train from scratch"
+        )
+
+
 def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
     """A run that is there already must be the one that is asked for."""
     made = job.folder / "config.yaml"
