@@ -208,6 +208,11 @@ def test_a_varied_setting_gives_rows_and_a_figure(tmp_path: Path, played: list[J
     for kind in ("png", "pdf"):
         assert (tmp_path / "figures" / f"method.num_samples.{kind}").stat().st_size > 1000
     assert (tmp_path / "runs" / "T-B" / "cvp@method.num_samples=4" / "0" / "metrics.json").exists()
+    before = (tmp_path / "figures" / "method.num_samples.png").read_bytes()
+    _benchmark(tmp_path, methods=["cvp"], vary=["method.num_samples=8"])
+    assert (tmp_path / "figures" / "method.num_samples.png").read_bytes() == before, (
+        "a figure is of all runs that are there"
+    )
 
 
 def test_the_settings_that_were_asked_for_reach_the_runs(tmp_path: Path, played: list[Job]) -> None:

@@ -180,7 +180,7 @@ class Benchmark:
             stopped = self._run_jobs(open_jobs, stop_signal) if open_jobs else None
             summary = self.write()
             varied = list(dict.fromkeys(word.partition("=")[0] for word in self.request.vary))
-            draw_ablations(self.out / "figures", self.variants, summary.results, self.asked_tasks, varied)
+            draw_ablations(self.out / "figures", self.suite, summary.results, self.asked_tasks, varied)
         if stopped is not None:
             raise Interrupted("stopped, with the state of every run saved; the same command goes on", 128 + stopped)
         return replace(summary, failures=[*summary.failures, *self._left_over(summary)])

@@ -54,6 +54,13 @@ class Variant:
         return f"{self.method}@{words}" if words else self.method
 
 
+def variant_of(label: str) -> Variant:
+    """The variant that has this label, its values as they are spelt there."""
+    method, _, rest = label.partition("@")
+    pairs = [part.partition("=") for part in rest.split("+")] if rest else []
+    return Variant(method, tuple((name, value) for name, _, value in pairs))
+
+
 @dataclass(frozen=True)
 class Job:
     """One run."""
