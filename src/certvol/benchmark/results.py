@@ -94,7 +94,8 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         cycles, at = _cycles(files, metrics, metric)
         facts = read_facts(files)
     except FileNotFoundError as error:
-        return replace(asked, status=f"failed: {_why_missing(files, Path(error.filename).name)}; {_way_on(folder)}")
+        missing = Path(str(error.filename or "file")).name
+        return replace(asked, status=f"failed: {_why_missing(files, missing)}; {_way_on(folder)}")
     except _DAMAGED as error:
         return replace(asked, status=f"failed: its files are damaged ({type(error).__name__}); {_way_on(folder)}")
     found = replace(
