@@ -1,6 +1,7 @@
 """`certvol benchmark`: plans the runs of a suite, has them run, and writes their tables."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -367,17 +368,16 @@ def show(made: Sequence[tables.Table]) -> None:
             console.print(Text(note, "dim"), width=room)
 
 
+_BREAKS = re.compile(r"(?<!±)\s+(?!±)")
+
+
 def column_widths(table: tables.Table, room: int) -> list[int]:
     """Of the rows' names and each column, so that the table fits into `room` if it can be: text may be broken between words; a
     word stays whole, and so does a figure with its deviation."""
     columns = [["", *(row.name for row in table.rows)]]
     columns += [[name, *(tables.cell_text(row.cells[i]) for row in table.rows)] for i, name in enumerate(table.columns)]
     whole = [max(map(len, texts)) for texts in columns]
-    widths = []
-    for number, (heading, *texts) in enumerate(columns):
-        figures = [row.cells[number - 1].mean is not None for row in table.rows] if number else [False] * len(texts)
-        parts = [[text] if figure else text.split() for text, figure in zip(texts, figures, strict=True)]
-        widths.append(max((len(part) for part in sum(parts, heading.split())), default=0))
+    widths = [max(len(part) for text in texts for part in _BREAKS.split(text)) for texts in columns]
     while sum(widths) + _beside_columns(widths) < room and widths != whole:
         most = max(range(len(widths)), key=lambda i: whole[i] - widths[i])
         widths[most] += 1
