@@ -392,20 +392,9 @@ def _list(options: argparse.Namespace) -> int:
         rows = [list(row) for row in list_settings(config_classes())]
         print_table("settings, given as --name value", ["name", "default", "what"], rows, text_columns=3)
     elif options.what == "suites":
-        from certvol.benchmark.suites import SUITES
+        from certvol.benchmark.suites import SUITES, describe
 
-        rows = [
-            [
-                suite.name,
-                suite.summary,
-                " ".join(suite.tasks),
-                str(suite.classes),
-                suite.metric.replace("_", " "),
-                suite.where,
-            ]
-            for suite in SUITES.values()
-        ]
-        print_table("suites", ["name", "what", "tasks", "classes", "metric", "data from"], rows, text_columns=6)
+        print("\n\n".join(map(describe, SUITES.values())))
     elif options.what == "methods":
         from certvol.methods import discover
 

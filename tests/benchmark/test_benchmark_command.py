@@ -3,19 +3,23 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from certvol.benchmark import command
 from certvol.benchmark.command import Request
 from certvol.benchmark.grid import LocalPool
 from certvol.benchmark.plan import Job
+from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
+from certvol.benchmark.tables import Cell, Row, Table
 from certvol.benchmark.worker import Outcome
 from certvol.cli import run
 from certvol.errors import Interrupted, UserError
@@ -63,7 +67,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
                 continue
             base = ACCURACY[job.method.partition("@")[0]] + job.seed / 100
             write_run(job.folder, [0.5, base + 0.02, base] if "source" not in job.method else [base])
-            (job.folder / "config.yaml").write_text(job.settings.read_text())
+            settings = job.settings.read_text()
+            for name, path in (("source", job.source), ("target", job.target)):
+                settings = settings.replace(f"{name}: null", f"{name}: {json.dumps(str(path))}", 1)
+            (job.folder / "config.yaml").write_text(settings)
             ended(job, Outcome(0, 1.0, None))  # type: ignore[operator]
         return None
 
@@ -72,7 +79,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def _benchmark(out: Path, **changed: object) -> command.Summary:
-    request = Request(suite="digits", out=out, data=DATA, **{"tasks": ["T-B"], "seeds": [0, 1], **changed})
+    request = Request(suite="digits", out=out, **{"data": DATA, "tasks": ["T-B"], "seeds": [0, 1], **changed})
     return command.run(request, config_classes(), Silent(), StopSignal())
 
 
@@ -123,6 +130,59 @@ def test_a_failure_is_recorded_and_tried_again_by_the_next_call(
     assert next(row for row in _rows(tmp_path) if row["run"] == "runs/T-B/basic/0")["seconds"] == "2.0"
 
 
+@pytest.mark.parametrize("what", ["FAIL_AT", "TERM_AT"])
+def test_the_reason_of_a_failure_stays_until_the_run_is_tried_again(
+    what: str, tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(what, "T-B cvp seed 0")
+    reason = _benchmark(tmp_path, methods=["cvp"], seeds=[0]).failures[0][1]
+    (tmp_path / "runs" / "T-B" / "cvp" / "0").mkdir()
+    (tmp_path / "runs" / "T-B" / "cvp" / "0" / "config.yaml").write_text("")
+    for _ in range(2):
+        assert _benchmark(tmp_path, methods=["basic"], seeds=[0]).failures == [], "it was not asked for"
+        assert [row["status"] for row in _rows(tmp_path)] == ["done", f"failed: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ({"code": 1}, "failed: why"),
+        ({"code": 143}, "stopped"),
+        ({"code": -9, "failed": False}, "stopped"),
+        ({"code": 143, "failed": True}, "failed: why"),
+    ],
+)
+def test_how_an_attempt_ended_is_read_again(
+    line: dict[str, object], status: str, tmp_path: Path, played: list[Job]
+) -> None:
+    _benchmark(tmp_path, methods=["cvp"], seeds=[0])
+    (tmp_path / "runs" / "T-B" / "cvp" / "0" / "model.safetensors").unlink()
+    with (tmp_path / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"run": "runs/T-B/cvp/0", "seconds": 1.0, "reason": "why", **line}) + "\n")
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    assert [row["status"] for row in _rows(tmp_path)] == ["done", status]
+
+
+def test_what_an_earlier_call_did_not_end_empties_no_table(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOP_AT", "F-R basic seed 0")
+    with pytest.raises(Interrupted):
+        _benchmark(tmp_path, tasks=["F-R"], methods=["basic", "cvp"], seeds=[0])
+    begun = tmp_path / "runs" / "F-R" / "cvp" / "0"
+    begun.mkdir(parents=True)
+    (begun / "config.yaml").write_text("")
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    assert [(row["task"], row["method"], row["status"]) for row in _rows(tmp_path)] == [
+        ("F-R", "cvp", "stopped"),
+        ("T-B", "basic", "done"),
+    ]
+    text = (tmp_path / "table.md").read_text()
+    assert "F-R" not in text
+    assert "cvp" not in text.split("\n\n")[1]
+    assert "| basic | small_cnn | last | 60.0 | 60.0 |" in text
+
+
 def test_a_stop_leaves_a_table_of_what_is_there_and_goes_on(
     tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +208,11 @@ def test_a_varied_setting_gives_rows_and_a_figure(tmp_path: Path, played: list[J
     for kind in ("png", "pdf"):
         assert (tmp_path / "figures" / f"method.num_samples.{kind}").stat().st_size > 1000
     assert (tmp_path / "runs" / "T-B" / "cvp@method.num_samples=4" / "0" / "metrics.json").exists()
+    before = (tmp_path / "figures" / "method.num_samples.png").read_bytes()
+    _benchmark(tmp_path, methods=["cvp"], vary=["method.num_samples=8"])
+    assert (tmp_path / "figures" / "method.num_samples.png").read_bytes() == before, (
+        "a figure is of all runs that are there"
+    )
 
 
 def test_the_settings_that_were_asked_for_reach_the_runs(tmp_path: Path, played: list[Job]) -> None:
@@ -170,6 +235,8 @@ def test_the_settings_that_were_asked_for_reach_the_runs(tmp_path: Path, played:
         ({"baseline": "dann"}, "not among the methods"),
         ({"settings": {"training.cycle": "1"}}, "unknown setting"),
         ({"config": Path("nowhere.yaml")}, "nowhere.yaml"),
+        ({"settings": {"model.weights": "/nope"}}, "the weights file /nope is not there"),
+        ({"methods": ["cvp@model.weights=/"]}, "the weights file / is no file"),
         ({"suite": "office-31", "tasks": None, "data": None}, "--data ROOT"),
     ],
 )
@@ -180,6 +247,7 @@ def test_mistakes_are_said_before_anything_runs(
     with pytest.raises(UserError, match=said):
         command.run(request, config_classes(), Silent(), StopSignal())
     assert played == []
+    assert not (tmp_path / "out" / "benchmark.json").exists()
 
 
 def test_folders_of_another_kind_are_refused(tmp_path: Path, played: list[Job]) -> None:
@@ -191,6 +259,62 @@ def test_folders_of_another_kind_are_refused(tmp_path: Path, played: list[Job]) 
     (tmp_path / "b" / "benchmark.json").write_text('{"suite": "office-31"}')
     with pytest.raises(UserError, match="holds the benchmark office-31"):
         _benchmark(tmp_path / "b")
+
+
+def _office(root: Path, classes: Sequence[str] = OFFICE_CLASSES, names: Sequence[str] = ("amazon", "webcam")) -> Path:
+    for name in names:
+        for number, kind in enumerate(classes):
+            (root / name / kind).mkdir(parents=True)
+            Image.new("L", (2, 2), number).save(root / name / kind / "0.png")
+    return root
+
+
+def _on(suite: str, data: Path, out: Path, task: str, method: str = "basic") -> command.Summary:
+    request = Request(suite=suite, out=out, data=data, tasks=[task], methods=[method])
+    return command.run(request, config_classes(), Silent(), StopSignal())
+
+
+def test_runs_of_another_root_are_refused(tmp_path: Path, played: list[Job]) -> None:
+    one, other, out = _office(tmp_path / "one"), _office(tmp_path / "other"), tmp_path / "out"
+    _on("office-31", one, out, "A-W")
+    with pytest.raises(UserError) as caught:
+        _on("office-31", other, out, "A-W")
+    for words in (str(out / "runs/A-W/basic/0"), str(one / "amazon"), str(other / "amazon"), "--data", "another --out"):
+        assert words in str(caught.value)
+    with pytest.raises(UserError, match=r"runs/A-W/basic/0 was made from"):
+        _on("office-31", other, out, "W-A", "cvp")  # not asked for now, and in the same tables
+    (tmp_path / "link").symlink_to(one)
+    _on("office-31", tmp_path / "link", out, "A-W")
+    assert [job.name for job in played] == ["A-W basic seed 0"]
+
+
+def test_links_to_classes_of_another_root_are_refused_and_stay(tmp_path: Path, played: list[Job]) -> None:
+    classes = ["backpack" if name == "back_pack" else name for name in CALTECH_CLASSES]
+    one, other = (_office(tmp_path / name, classes) for name in ("one", "other"))
+    _on("office-caltech", one, tmp_path / "out", "A-W")
+    with pytest.raises(UserError, match=r"was made from .*one/amazon, now .*other/amazon"):
+        _on("office-caltech", other, tmp_path / "out", "A-W")
+    assert (tmp_path / "out" / "data" / "amazon" / "back_pack").readlink() == one / "amazon" / "backpack"
+    (tmp_path / "out").rename(tmp_path / "moved")
+    _on("office-caltech", one, tmp_path / "moved", "A-W")
+    assert len(played) == 1
+
+
+def test_a_mistaken_call_leaves_the_folder_free(tmp_path: Path, played: list[Job]) -> None:
+    with pytest.raises(UserError, match="does not hold office-31"):
+        _on("office-31", tmp_path, tmp_path / "out", "A-W")
+    assert not (tmp_path / "out").exists()
+    _benchmark(tmp_path / "out")
+    with pytest.raises(UserError, match="holds the benchmark digits"):
+        _on("office-31", _office(tmp_path / "root"), tmp_path / "out", "A-W")
+
+
+def test_embedded_images_move_with_the_folder(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path / "out", data=None)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    made = len(played)
+    assert not _benchmark(tmp_path / "moved", data=None).failures
+    assert len(played) == made
 
 
 def test_two_at_a_time_in_one_folder_are_refused(tmp_path: Path, played: list[Job]) -> None:
@@ -240,6 +364,42 @@ def test_the_command_line(tmp_path: Path, played: list[Job], capsys: pytest.Capt
     ):
         assert run([*words, *more]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_finished_runs_need_no_weights_file(tmp_path: Path, played: list[Job]) -> None:
+    weights = tmp_path / "w.pth"
+    weights.write_bytes(b"w")
+    changed = {"methods": ["cvp"], "settings": {"model.weights": str(weights)}}
+    _benchmark(tmp_path / "out", **changed)
+    weights.unlink()
+    assert not _benchmark(tmp_path / "out", **changed).failures
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_figures_and_words_are_never_broken(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(name: str, published: bool = False) -> Row:
+        return Row(
+            name,
+            [Cell(text="inception_v3.tv_in1k"), *[Cell(0.824, 0.0125)] * 5, Cell(text="+82.4 ± 1.2 points")],
+            published,
+        )
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    title, columns = "a title of several words", ["backbone", *"ABCDE", "which is"]
+    command.show(
+        [Table(title, columns, [row("cvp@method.samples_weight=0"), row("SE", True)], 1, ["A note of words."])]
+    )
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    whole = next(line for line in lines if "cvp@" in line)
+    assert whole.count("82.4 ± 1.2") == 6
+    assert "cvp@method.samples_weight=0" in whole
+    assert "inception_v3.tv_in1k" in whole
+    table = [line for line in lines if line[:1] in ("┏", "┃", "┡", "│", "├", "└")]
+    assert len({len(line) for line in table}) == 1
+    assert len(table[0]) == {30: 133, 80: 133, 200: 140}[width], "as wide as needed, and no wider"
 
 
 def test_a_place_whose_name_is_no_unicode_is_printed(

@@ -62,6 +62,81 @@ def test_published_rows_tell_backbone_and_selection() -> None:
     assert tables.cell_text(next(row for row in modern.rows if row.name == "CAN").cells[2]) == "89.7 ± 0.5"
 
 
+def _words(table: tables.Table, name: str, published: bool = False) -> dict[str, str]:
+    row = next(row for row in table.rows if row.name == name and row.published == published)
+    return dict(zip(table.columns, map(tables.cell_text, row.cells), strict=True))
+
+
+def test_the_printed_deviation_of_a_printed_average() -> None:
+    suite = SUITES["modern-office-31"]
+    whole = tables.task_table(suite, [], [], list(suite.tasks), "bnm")
+    assert _words(whole, "CAN", True)["average"] == "86.9 ± 0.7"
+    assert _words(whole, "CVP", True)["average"] == "86.6"
+    assert _words(tables.task_table(suite, [], [], ["S-W"], "bnm"), "CAN", True)["average"] == "89.7"
+
+
+def test_the_losses_are_compared_as_in_the_paper() -> None:
+    def runs(task: str, method: str, values: list[float], *wavering: float) -> list[Result]:
+        facts = [{"oscillation": value} for value in wavering] or [{}] * len(values)
+        return [_result(task, method, i, v, facts=f) for i, (v, f) in enumerate(zip(values, facts, strict=True))]
+
+    done = [
+        *runs("P-S", "cvp", [0.70, 0.72], 190.0, 195.1),
+        *runs("P-S", "basic", [0.60, 0.62], 210.0, 220.0),
+        *runs("P-R", "source_only", [0.5]),
+    ]
+    made = tables.all_tables(SUITES["adaptiope"], done, ["P-R", "P-S"], "bnm", None)
+    table = next(table for table in made if table.title.startswith("the losses:"))
+    assert [(row.name, row.published) for row in table.rows] == [
+        ("Basic", False),
+        ("Full CVP", False),
+        ("Basic", True),
+        ("No samples CE", True),
+        ("Full CVP", True),
+    ]
+    ours = {"method": "cvp", "backbone": "inception_v3", "P-S": "71.0 ± 1.4", "average": "71.0 ± 1.4"}
+    assert _words(table, "Full CVP") == {**ours, "oscillation": "192.6"}
+    paper = {"method": "", "backbone": "resnet50", "P-S": "71.9", "average": "71.9"}
+    assert _words(table, "Full CVP", True) == {**paper, "oscillation": "197.1"}
+    assert _words(table, "No samples CE", True)["oscillation"] == ""
+    assert [cell.rank for cell in table.rows[1].cells] == [0, 0, 1, 1, 0]
+    assert any("table 1" in note for note in table.notes)
+
+
+def test_the_papers_means_of_the_losses_are_of_its_tasks() -> None:
+    def of(tasks: list[str]) -> dict[str, str]:
+        done = [_result(task, method, 0, 0.5) for task in tasks for method in ("basic", "cvp")]
+        return _words(tables.loss_table(SUITES["adaptiope"], done, tasks), "Basic", True)
+
+    assert (of(["P-S", "R-S", "S-P", "S-R"])["average"], of(["P-S", "R-S", "S-P", "S-R"])["oscillation"]) == (
+        "68.6",
+        "223.5",
+    )
+    assert (of(["P-S", "R-S"])["average"], of(["P-S", "R-S"])["oscillation"]) == ("69.8", "206.6")
+    whole = of(list(SUITES["adaptiope"].tasks))
+    assert (whole["P-R"], whole["P-S"], whole["average"]) == ("", "69.4", "68.6 (of P-S, R-S, S-P, S-R)")
+
+
+def test_the_losses_need_two_to_compare_and_the_paper_its_suite() -> None:
+    def titles(done: list[Result]) -> list[str]:
+        return [table.title for table in tables.all_tables(OFFICE, done, ["A-W"], "bnm", None)]
+
+    assert not any("the losses" in title for title in titles(RESULTS[:3]))
+    assert any("the losses" in title for title in titles([RESULTS[0], RESULTS[6]]))
+    assert not any(row.published for row in tables.loss_table(OFFICE, RESULTS, ["A-W"]).rows)
+
+
+def test_a_choice_that_cannot_be_made_is_explained() -> None:
+    cycles = Cycles([0.1, 0.2], {"sigma": [1, 2]}, [True] * 2)
+    done = [
+        _result("A-W", "cvp", 0, 0.3, cycles=cycles),
+        _result("A-W", "basic", 0, 0.3, cycles=cycles, selected=None),
+    ]
+    notes = tables.task_table(OFFICE, done, ["basic", "cvp"], ["A-W"], "sigma").notes
+    assert "No label-free choice by sigma for basic: these methods have no sigma." in notes
+    assert not any("No label-free" in note for note in tables.task_table(OFFICE, done[:1], ["cvp"], ["A-W"], "x").notes)
+
+
 def test_gains_are_called_by_their_name() -> None:
     table = next(table for table in _tables() if table.title.startswith("gain"))
     rows = {row.name: [tables.cell_text(cell) for cell in row.cells] for row in table.rows}
@@ -112,6 +187,8 @@ def test_visda_has_a_column_per_class() -> None:
     assert (words["bus"], words["car"], words["mean"]) == ("60.0 ± 14.1", "", "60.0 ± 14.1")
     assert {row.name for row in published} >= {"CVP", "UFAL"}
     assert tables.cell_text(published[-1].cells[-3]) == "90.1"
+    backbones = {row.name: row.cells[0].text for row in published}
+    assert (backbones["SE-152"], backbones["BUPT"], backbones["CVP"]) == ("resnet152", "unknown", "resnet101")
     assert len(validation.rows) == 1, "the published rows are of the test split"
 
 
@@ -148,6 +225,14 @@ def test_markdown_and_latex_and_csv_say_the_same() -> None:
     lines = list(csv.DictReader(io.StringIO(tables.long_csv(made))))
     mine = next(line for line in lines if line["row"] == "cvp" and line["column"] == "A-W")
     assert (mine["mean"], mine["deviation"], mine["count"], mine["published"]) == ("0.860000", "0.010000", "3", "false")
+
+
+def test_numbers_are_numbers_in_the_csv_and_formulas_are_text() -> None:
+    words = ["+0.64", "-0.36", "+1", "+3.0 ± 0.1 points", "-x", "=1+1", "@a", "0.5", ""]
+    table = tables.Table("t", words, [tables.Row("r", [Cell(text=word) for word in words])])
+    lines = csv.DictReader(io.StringIO(tables.long_csv([table])))
+    expected = ["0.64", "-0.36", "1", "'+3.0 ± 0.1 points", "'-x", "'=1+1", "'@a", "0.5", ""]
+    assert [line["text"] for line in lines] == expected
 
 
 def test_cells() -> None:

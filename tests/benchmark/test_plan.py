@@ -31,6 +31,7 @@ def test_a_varied_setting_gives_a_row_per_value_to_the_methods_that_have_it() ->
     varied = ["method.num_samples=32,64", "method.samples_weight=0.1"]
     expected = ["basic", "cvp@method.num_samples=32", "cvp@method.num_samples=64", "cvp@method.samples_weight=0.1"]
     assert _labels(["basic", "cvp"], varied) == expected
+    assert _labels(["cvp", "cvp"], ["model.norm=mixed,mixed"]) == ["cvp@model.norm=mixed"], "repetitions are one"
     assert _labels(["basic"], ["model.norm=mixed,auto"]) == ["basic@model.norm=mixed", "basic@model.norm=auto"]
 
 
@@ -42,6 +43,16 @@ def test_a_varied_setting_gives_a_row_per_value_to_the_methods_that_have_it() ->
         (["basic"], ["method.num_samples=1"], "none of the methods"),
         (["cvp"], ["method.num_samples=1,,2"], "needs values"),
         (["cvp"], ["method.num_samples"], "expected SETTING=VALUE"),
+        (["cvp"], ["training.seed=1,2"], "--vary training.seed=1,2: a benchmark sets `training.seed`.*use --seeds"),
+        (["cvp"], ["data.target=/tmp"], "use --data and --tasks"),
+        (["cvp"], ["method.name=cvp,basic"], "use --methods"),
+        (["cvp@training.seed=1"], [], "use --seeds"),
+        (
+            ["cvp@model.weights=a/b", "cvp@model.weights=a_b"],
+            [],
+            "weights=a/b and cvp@model.weights=a_b .* called cvp@",
+        ),
+        (["cvp"], ["model.weights=a/b,a_b"], "would both be called"),
     ],
 )
 def test_variants_that_are_none(methods: list[str], vary: list[str], said: str) -> None:
@@ -74,10 +85,17 @@ def test_settings_of_one_method_are_for_it_alone() -> None:
     assert not hasattr(configs[0].method, "num_samples")
     with pytest.raises(UserError, match="setting of none of the methods"):
         plan.check_given(given, variants[:1], METHODS)
-    with pytest.raises(UserError, match="--methods"):
-        plan.check_given({"method.name": "cvp"}, variants, METHODS)
+    for name, flag in (("method.name", "--methods"), ("training.seed", "--seeds"), ("data.source", "--data")):
+        with pytest.raises(UserError, match=f"use {flag}"):
+            plan.check_given({name: "1"}, variants, METHODS)
     with pytest.raises(UserError, match="unknown setting"):
         plan.settings_of(variants[0], METHODS, "default", {}, {}, {"training.cycle": 3})
+
+
+def test_what_each_run_has_of_its_own_is_passed_over_in_a_file() -> None:
+    file = {"data.source": "/a", "data.target": "/b", "training.seed": 3, "method.name": "cvp"}
+    config = plan.settings_of(plan.Variant("basic"), METHODS, "default", {}, file, {})
+    assert (config.data.source, config.data.target, config.method_name) == (None, None, "basic")
 
 
 def test_a_file_of_one_method_gives_others_none_of_its_methods_settings() -> None:

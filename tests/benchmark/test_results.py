@@ -71,9 +71,33 @@ def test_damaged_files_are_a_failure_with_a_reason(tmp_path: Path, file: str) ->
     (run / file).write_text("[]\n{" if file.endswith("l") else "{")
     found = results.read_run(run, ASKED, "bnm")
     assert found.status.startswith("failed: its files are damaged")
+    assert f"remove {run} and give the same command again" in found.status
     assert found.last is None
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "said"),
+    [
+        ('{"labelled": false}', "failed: the target's folders do not tell its labels: name them"),
+        ('{"labelled": true}', "failed: its metrics.json is missing; remove"),
+        (None, "failed: its metrics.json is missing, and no evaluation.json tells"),
+        ("[]", "failed: its metrics.json is missing, and no evaluation.json tells"),
+    ],
+)
+def test_missing_figures_and_missing_labels_are_told_apart(tmp_path: Path, evaluation: str | None, said: str) -> None:
+    run = write_run(tmp_path / "run", [0.3, 0.9, 0.6], {"bnm": [1, 2]})
     (run / "metrics.json").unlink()
-    assert "labels" in results.read_run(run, ASKED, "bnm").status
+    if evaluation is not None:
+        (run / "evaluation.json").write_text(evaluation)
+    status = results.read_run(run, ASKED, "bnm").status
+    assert status.startswith(said)
+    assert status.endswith(f"remove {run} and give the same command again")
+
+
+def test_a_missing_cycle_is_no_missing_label(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.3, 0.9, 0.6], {"bnm": [1, 2]})
+    (run / "cycles" / "0001.safetensors").unlink()
+    assert results.read_run(run, ASKED, "bnm").status.startswith("failed: its 0001.safetensors is missing; remove")
 
 
 def test_results_csv_is_as_designed_and_read_again(tmp_path: Path) -> None:

@@ -75,11 +75,44 @@ def test_domains_with_other_classes_or_too_few_are_refused(tmp_path: Path) -> No
     names = [f"thing{i:03d}" for i in range(123)]
     _domain(tmp_path / "product_images", names)
     _domain(tmp_path / "real_life", [*names[:-1], "thing-x"])
-    with pytest.raises(UserError, match=r"real_life.*thing-x"):
+    with pytest.raises(UserError, match=r"product_images lacks thing-x, .*; real_life lacks thing122"):
         suites.find_domains(suite, tmp_path, ["P-R"], tmp_path / "work")
     _domain(tmp_path / "synthetic", names[:100])
     with pytest.raises(UserError, match="synthetic has 100 classes with images, not 123"):
         suites.find_domains(suite, tmp_path, ["P-S"], tmp_path / "work")
+
+
+def test_two_folders_of_one_class_are_refused(tmp_path: Path) -> None:
+    suite = suites.SUITES["office-caltech"]
+    _domain(tmp_path / "caltech", [*suites.CALTECH_CLASSES, "backpack"])
+    _domain(tmp_path / "webcam", list(suites.CALTECH_CLASSES))
+    with pytest.raises(UserError, match="caltech has 2 folders of the class back_pack: back_pack, backpack"):
+        suites.find_domains(suite, tmp_path, ["C-W"], tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_sum_that_is_known_is_compared(tmp_path: Path) -> None:
+    suite = suites.SUITES["modern-office-31"]
+    _office(tmp_path, ("amazon", "synthetic", "webcam"))
+    found = suites.find_domains(suite, tmp_path, ["A-W", "A-S"], tmp_path / "work")
+    assert "amazon, synthetic, webcam together hold 93 images" in suites.count_remarks(suite, found)[0]
+    del found["S"]
+    assert suites.count_remarks(suite, found) == [], "the sum over all of them alone is known"
+
+
+@pytest.mark.parametrize("name", suites.SUITES)
+def test_a_suite_is_described_in_short_lines(name: str) -> None:
+    suite, text = suites.SUITES[name], suites.describe(suites.SUITES[name])
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
+    assert joined.startswith(f"{name}: {suite.summary}")
+    for words in (" ".join(suite.tasks), f"{suite.classes} classes", suite.backbone, suite.where):
+        assert words in joined
+    for domain in suite.domains:
+        assert f"{domain.letter} {domain.folders[0]}" in joined
+        assert all(other in joined for other in domain.folders)
+        assert domain.images is None or f"{domain.images:,} images" in joined
+    assert suite.archive_sha256 is None or suite.archive_sha256 in joined
 
 
 def test_other_names_of_classes_become_the_suites(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`certvol benchmark`: plans the runs of a suite, has them run, and writes their tables."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from certvol.benchmark.plan import (
     Methods,
     Variant,
     check_given,
+    check_same_data,
     check_same_settings,
+    check_weights,
     read_variants,
     settings_of,
 )
@@ -59,7 +62,7 @@ class Request:
 class Summary:
     tables: list[tables.Table]
     failures: list[tuple[str, str]]
-    """(name of the job, reason)."""
+    """(name of the job, reason) of those that were asked for."""
     results: list[Result]
 
 
@@ -80,10 +83,10 @@ class Benchmark:
             variant.label: settings_of(variant, methods, preset, of_suite, file, request.settings)
             for variant in self.variants
         }
-        self._take_folder()
-        folders = suites.find_domains(self.suite, request.data, self.asked_tasks, self.out / "data")
-        for remark in suites.count_remarks(self.suite, folders):
-            reporter.warn(remark)
+        taken = self._check_folder()
+        work = self.out / "data"
+        located = suites.locate(self.suite, request.data, self.asked_tasks, work)
+        folders = {letter: domain.given_as(work) for letter, domain in located.items()}
         self.jobs = [
             self._job(task, variant, seed, folders)
             for seed in request.seeds
@@ -92,10 +95,20 @@ class Benchmark:
         ]
         for job in self.jobs:
             check_same_settings(job, self.configs[job.method], methods)
+        for label in dict.fromkeys(job.method for job in self.jobs if not RunFolder(job.folder).finished):
+            check_weights(self.configs[label])
         asked = {(job.task, job.method, job.seed) for job in self.jobs}
         self.earlier = [key for key in read_results(self.out / "results.csv") if key not in asked]
         """Of other calls with this folder: the tables hold them too."""
-        self.seconds = _seconds_so_far(self.out / "attempts.jsonl")
+        if not self.suite.embedded:  # what certvol makes itself is the same anywhere
+            self._check_same_data(located, work)
+        self._make_folder()
+        suites.prepare(self.suite, located, work)
+        if not taken:  # last of all: a mistaken call leaves the folder free
+            write_text(self.out / "benchmark.json", json.dumps({"suite": self.suite.name}) + "\n")
+        for remark in suites.count_remarks(self.suite, folders):
+            reporter.warn(remark)
+        self.seconds, self.reasons = _attempts_so_far(self.out / "attempts.jsonl")
         self.ends: dict[tuple[str, str, int], str] = {}
         self.read: dict[tuple[str, str, int], Result] = {}
 
@@ -113,12 +126,12 @@ class Benchmark:
         if request.baseline is not None and request.baseline not in labels:
             raise UserError(f"--baseline {request.baseline} is not among the methods to run: {', '.join(labels)}")
 
-    def _take_folder(self) -> None:
+    def _check_folder(self) -> bool:
+        """Whether it is this suite's already; UserError where it is something else's."""
         if RunFolder(self.out).holds_a_run:
             raise UserError(f"{self.out} is a run itself; give a folder for the benchmark's runs as --out")
         mark = self.out / "benchmark.json"
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
             before = json.loads(mark.read_text(encoding="utf-8"))["suite"] if mark.exists() else None
         except OSError as error:
             raise UserError(f"cannot use {self.out} for the benchmark: {error.strerror}") from None
@@ -126,8 +139,19 @@ class Benchmark:
             raise UserError(f"{mark} is damaged; give another --out") from None
         if before not in (None, self.suite.name):
             raise UserError(f"{self.out} holds the benchmark {before}, not {self.suite.name}; give another --out")
-        if before is None:
-            write_text(mark, json.dumps({"suite": self.suite.name}) + "\n")
+        return before is not None
+
+    def _make_folder(self) -> None:
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot use {self.out} for the benchmark: {error.strerror}") from None
+
+    def _check_same_data(self, located: Mapping[str, suites.Located], work: Path) -> None:
+        now = {letter: domain.origin(work) for letter, domain in located.items()}
+        asked = [(job.task, job.method, job.seed) for job in self.jobs]
+        for key in [*asked, *self.earlier]:
+            check_same_data(self.out / self._name(key), key[0], now, lambda path: suites.origin_of(path, work))
 
     def _job(self, task: str, variant: Variant, seed: int, folders: Mapping[str, Path]) -> Job:
         source, target = task.split("-")
@@ -157,7 +181,7 @@ class Benchmark:
             stopped = self._run_jobs(open_jobs, stop_signal) if open_jobs else None
             summary = self.write()
             varied = list(dict.fromkeys(word.partition("=")[0] for word in self.request.vary))
-            draw_ablations(self.out / "figures", self.variants, summary.results, self.asked_tasks, varied)
+            draw_ablations(self.out / "figures", self.suite, summary.results, self.asked_tasks, varied)
         if stopped is not None:
             raise Interrupted("stopped, with the state of every run saved; the same command goes on", 128 + stopped)
         return replace(summary, failures=[*summary.failures, *self._left_over(summary)])
@@ -205,17 +229,19 @@ class Benchmark:
     def _ended(self, job: Job, outcome: Outcome) -> None:
         key = (job.task, job.method, job.seed)
         self.seconds[self._name(key)] = self.seconds.get(self._name(key), 0.0) + outcome.seconds
+        stopped = outcome.asked_to_stop and (outcome.code < 0 or outcome.code in STOP_CODES)
         line = {
             "run": self._name(key),
             "seconds": round(outcome.seconds, 1),
             "code": outcome.code,
             "reason": outcome.reason,
+            "failed": outcome.code != 0 and not stopped and not outcome.tried_again,
         }
         append_line(self.out / "attempts.jsonl", line)
         if outcome.tried_again:
             self.reporter.warn(f"{job.name}: {outcome.reason}; trying again")
             return
-        if outcome.asked_to_stop and (outcome.code < 0 or outcome.code in STOP_CODES):
+        if stopped:
             self.ends[key] = STOPPED
             return
         self.reporter.advance(1)
@@ -241,8 +267,10 @@ class Benchmark:
         name = self._name(key)
         folder = RunFolder(self.out / name)
         seconds = self.seconds.get(name)
-        begun = STOPPED if folder.holds_a_run else WAITING
-        asked = Result(task, method, seed, self.suite.metric, name, self.ends.get(key, begun), seconds)
+        before = STOPPED if folder.holds_a_run else WAITING
+        if name in self.reasons:
+            before = f"failed: {self.reasons[name]}"
+        asked = Result(task, method, seed, self.suite.metric, name, self.ends.get(key, before), seconds)
         if not folder.finished:
             return asked
         if key not in self.read:
@@ -251,18 +279,28 @@ class Benchmark:
 
     def write(self) -> Summary:
         """Everything anew, from what the runs' folders hold."""
-        keys = [(job.task, job.method, job.seed) for job in self.jobs] + self.earlier
+        keys = [(job.task, job.method, job.seed) for job in self.jobs]
+        asked = [self._result(key) for key in keys]
+        # Of earlier calls, what was never begun is forgotten, and what is not over is in no table: it would empty averages.
+        earlier = [result for key in self.earlier if (result := self._result(key)).status != WAITING]
         order = {variant.label: number for number, variant in enumerate(self.variants)}
-        found = [self._result(key) for key in keys]
-        tasks = self._tasks_in_order({result.task for result in found})
-        found.sort(key=lambda r: (tasks.index(r.task), order.get(r.method, len(order)), r.method, r.seed))
-        made = tables.all_tables(self.suite, found, tasks, self.request.selector, self._baseline(found))
+        tasks = self._tasks_in_order({result.task for result in (*asked, *earlier)})
+
+        def in_order(results: Sequence[Result]) -> list[Result]:
+            return sorted(
+                results, key=lambda r: (tasks.index(r.task), order.get(r.method, len(order)), r.method, r.seed)
+            )
+
+        found, over = in_order([*asked, *earlier]), in_order([*asked, *(r for r in earlier if r.status != STOPPED)])
+        columns = [task for task in tasks if any(result.task == task for result in over)]
+        made = tables.all_tables(self.suite, over, columns, self.request.selector, self._baseline(over))
         write_text(self.out / "results.csv", results_csv(found))
         write_text(self.out / "table.md", tables.markdown(made))
         write_text(self.out / "table.tex", tables.latex(made))
         write_text(self.out / "table.csv", tables.long_csv(made))
-        failures = [(f"{r.task} {r.method} seed {r.seed}", r.status) for r in found if r.status.startswith("failed")]
-        return Summary(made, [(name, status.removeprefix("failed: ")) for name, status in failures], found)
+        failed = [r for r in in_order(asked) if r.status.startswith("failed")]
+        reasons = [(f"{r.task} {r.method} seed {r.seed}", r.status.removeprefix("failed: ")) for r in failed]
+        return Summary(made, reasons, found)
 
     def _tasks_in_order(self, found: set[str]) -> list[str]:
         """As published, then others."""
@@ -280,16 +318,22 @@ def _kept(suite: suites.Suite) -> dict[str, Any]:
     return {name: value for name, value in suite.settings.items() if not name.startswith("training.")}
 
 
-def _seconds_so_far(path: Path) -> dict[str, float]:
-    """Of each run, over all attempts; one that a kill of the benchmark ended is not known."""
+def _attempts_so_far(path: Path) -> tuple[dict[str, float], dict[str, str]]:
+    """(seconds of each run over all attempts, why each failed whose last attempt did); an attempt that a kill of the benchmark
+    ended is not known."""
     seconds: dict[str, float] = {}
+    reasons: dict[str, str] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             attempt = json.loads(line)
-            seconds[attempt["run"]] = seconds.get(attempt["run"], 0.0) + float(attempt["seconds"])
+            run, code = attempt["run"], attempt["code"]
+            seconds[run] = seconds.get(run, 0.0) + float(attempt["seconds"])
+            reasons.pop(run, None)
+            if attempt.get("failed", code != 0 and code not in STOP_CODES):  # older lines have no `failed`
+                reasons[run] = str(attempt["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return seconds
+    return seconds, reasons
 
 
 def run(request: Request, methods: Methods, reporter: Reporter, stop_signal: StopSignal) -> Summary:
@@ -302,13 +346,14 @@ def show(made: Sequence[tables.Table]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    room = Console().width if sys.stdout.isatty() else 160
     styles = {0: "", 1: "bold", 2: "underline"}
     for table in made:
         shown = Table(title=Text(table.title), title_justify="left", title_style="bold")
-        shown.add_column("", overflow="fold")
-        for number, column in enumerate(table.columns):
-            shown.add_column(Text(column), justify="left" if number < table.text_columns else "right", overflow="fold")
+        widths = column_widths(table, room)
+        for number, (column, width) in enumerate(zip(["", *table.columns], widths, strict=True)):
+            left = number <= table.text_columns
+            shown.add_column(Text(column), justify="left" if left else "right", width=width, overflow="fold")
         before = False
         for row in table.rows:
             if row.published and not before:
@@ -316,6 +361,28 @@ def show(made: Sequence[tables.Table]) -> None:
             before = row.published
             cells = [Text(tables.cell_text(cell), styles[cell.rank]) for cell in row.cells]
             shown.add_row(Text(row.name, "italic" if row.published else ""), *cells)
-        console.print(shown)
+        # Where the terminal is too narrow for the figures it breaks lines, rather than figures.
+        console = Console(highlight=False, width=max(room, _beside_columns(widths) + sum(widths)))
+        console.print(shown, soft_wrap=True)
         for note in table.notes:
-            console.print(Text(note, "dim"))
+            console.print(Text(note, "dim"), width=room)
+
+
+_BREAKS = re.compile(r"(?<!±)\s+(?!±)")
+
+
+def column_widths(table: tables.Table, room: int) -> list[int]:
+    """Of the rows' names and each column, so that the table fits into `room` if it can be: text may be broken between words; a
+    word stays whole, and so does a figure with its deviation."""
+    columns = [["", *(row.name for row in table.rows)]]
+    columns += [[name, *(tables.cell_text(row.cells[i]) for row in table.rows)] for i, name in enumerate(table.columns)]
+    whole = [max(map(len, texts)) for texts in columns]
+    widths = [max(len(part) for text in texts for part in _BREAKS.split(text)) for texts in columns]
+    while sum(widths) + _beside_columns(widths) < room and widths != whole:
+        most = max(range(len(widths)), key=lambda i: whole[i] - widths[i])
+        widths[most] += 1
+    return widths
+
+
+def _beside_columns(widths: Sequence[int]) -> int:
+    return 3 * len(widths) + 1  # a space on either side of each, and lines

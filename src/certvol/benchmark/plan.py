@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from certvol.config import SECTIONS, Config, absolute_path, flatten, for_method, nearest, read_settings_file, resolve
+from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.fixed_features import settled
 
@@ -19,6 +20,14 @@ NO_MATTER = frozenset(
     "training.device training.seed training.log_every training.checkpoint_seconds training.checkpoint_previous "
     "training.tensorboard guard.keep".split()
 )
+
+# Settings that a benchmark gives each run itself -> what says them instead.
+SET_PER_RUN = {
+    "training.seed": "--seeds",
+    "data.source": "--data and --tasks",
+    "data.target": "--data and --tasks",
+    "method.name": "--methods",
+}
 
 _NOT_IN_NAMES = re.compile(r"[^-.,\w]")
 
@@ -33,8 +42,23 @@ class Variant:
     @property
     def label(self) -> str:
         """method@setting=value, which is a folder's name too."""
-        words = "+".join(f"{name}={_NOT_IN_NAMES.sub('_', value)}" for name, value in self.settings)
+        return self._named(lambda value: _NOT_IN_NAMES.sub("_", value))
+
+    @property
+    def words(self) -> str:
+        """As it is given, which may be no folder's name."""
+        return self._named(str)
+
+    def _named(self, spelt: Callable[[str], str]) -> str:
+        words = "+".join(f"{name}={spelt(value)}" for name, value in self.settings)
         return f"{self.method}@{words}" if words else self.method
+
+
+def variant_of(label: str) -> Variant:
+    """The variant that has this label, its values as they are spelt there."""
+    method, _, rest = label.partition("@")
+    pairs = [part.partition("=") for part in rest.split("+")] if rest else []
+    return Variant(method, tuple((name, value) for name, _, value in pairs))
 
 
 @dataclass(frozen=True)
@@ -78,14 +102,28 @@ def read_variants(words: Sequence[str], vary: Sequence[str], methods: Methods) -
         own = [(setting, value) for setting, values in pairs for value in values.split(",")]
         own = [(setting, value) for setting, value in own if _has(setting, methods[variant.method])]
         varied += [Variant(variant.method, (*variant.settings, pair)) for pair in own] or [variant]
-    return list({variant.label: variant for variant in varied}.values())
+    by_label: dict[str, Variant] = {}
+    for variant in varied:
+        other = by_label.setdefault(variant.label, variant)
+        if other != variant:
+            raise UserError(
+                f"{other.words} and {variant.words} would both be called {variant.label}, and have one folder; change one of the "
+                "values, or give them in two calls with an --out each"
+            )
+    return list(by_label.values())
 
 
 def _assignment(text: str, flag: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise UserError(f"{flag}: expected SETTING=VALUE, found `{text}`")
+    _check_not_set_per_run(name, f"{flag} {text}")
     return name, value
+
+
+def _check_not_set_per_run(setting: str, found: str) -> None:
+    if setting in SET_PER_RUN:
+        raise UserError(f"{found}: a benchmark sets `{setting}` for each run itself; use {SET_PER_RUN[setting]}")
 
 
 def _has(setting: str, of_method: type) -> bool:
@@ -118,13 +156,22 @@ def settings_of(
 
 
 def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: Methods) -> None:
-    """A setting of a method that is not among those to run is a mistake, which `settings_of` would pass over."""
-    if "method.name" in given:
-        raise UserError("a benchmark's methods are given as --methods NAME,NAME")
+    """What `settings_of` would pass over is a mistake: a setting of no method that is to run, and one that is each run's own."""
     for setting in given:
+        _check_not_set_per_run(setting, f"--{setting}")
         known = any(_has(setting, cls) for cls in methods.values())
         if setting.startswith("method.") and known and not any(_has(setting, methods[v.method]) for v in variants):
             raise UserError(f"`{setting}` is a setting of none of the methods {', '.join(v.method for v in variants)}")
+
+
+def check_weights(config: Config) -> None:
+    """Every run would fail where the file is missing: that is said before the first."""
+    weights = config.model.weights
+    if weights not in (None, "none") and not Path(str(weights)).is_file():
+        found = "is no file" if Path(str(weights)).exists() else "is not there"
+        raise UserError(
+            f"the weights file {printable(str(weights))} {found}; give a .safetensors or .pth file, or none to train from scratch"
+        )
 
 
 def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
@@ -139,4 +186,22 @@ def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
             raise UserError(
                 f"{job.folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; give another --out, or the "
                 "settings it was made with"
+            )
+
+
+def check_same_data(folder: Path, task: str, now: Mapping[str, Path], origin: Callable[[Path], Path]) -> None:
+    """A run that is there must be of the images that are asked for: tables compare like with like.
+
+    `now`: letter of a domain -> where its images lie; `origin`: the same of a path in a run's settings.
+    """
+    made = folder / "config.yaml"
+    if not made.exists():
+        return
+    before = read_settings_file(made)
+    for letter, name in zip(task.split("-"), ("data.source", "data.target"), strict=False):
+        path = before.get(name)
+        if path is not None and letter in now and (place := origin(Path(str(path)))) != now[letter]:
+            raise UserError(
+                f"{folder} was made from {printable(str(place))}, now {printable(str(now[letter]))} is asked for; give as --data "
+                "the root it was made from, or another --out"
             )

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,10 +93,11 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         delivered = float(metrics["adapted"][metric])
         cycles, at = _cycles(files, metrics, metric)
         facts = read_facts(files)
-    except FileNotFoundError:
-        return replace(asked, status="failed: the target's folders do not tell its labels")
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename or "file")).name
+        return replace(asked, status=f"failed: {_why_missing(files, missing)}; {_way_on(folder)}")
     except _DAMAGED as error:
-        return replace(asked, status=f"failed: its files are damaged ({type(error).__name__})")
+        return replace(asked, status=f"failed: its files are damaged ({type(error).__name__}); {_way_on(folder)}")
     found = replace(
         asked,
         status=DONE,
@@ -121,6 +123,22 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         oracle=whole(max(range(len(cycles.accuracy)), key=cycles.accuracy.__getitem__)),
         other_delivered=None if metrics["delivered"]["model"] == "last" else delivered,
     )
+
+
+def _why_missing(files: RunFolder, name: str) -> str:
+    """A run writes no metrics.json where it found no labels, which evaluation.json tells."""
+    if name == files.metrics.name:
+        try:
+            found = json.loads(files.evaluation.read_text(encoding="utf-8"))
+            if not found["labelled"]:
+                return "the target's folders do not tell its labels: name them like the source's classes"
+        except _DAMAGED:
+            return f"its {name} is missing, and no {files.evaluation.name} tells whether the target's folders told its labels"
+    return f"its {name} is missing"
+
+
+def _way_on(folder: Path) -> str:
+    return f"remove {folder} and give the same command again"
 
 
 def _cycles(files: RunFolder, metrics: Mapping[str, Any], metric: Metric) -> tuple[Cycles | None, float | None]:

@@ -1,7 +1,9 @@
 """The benchmarks there are: their domains, tasks and protocol, and whether a folder holds them."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,7 @@ class Domain:
     folders: tuple[str, ...]
     """Its folder's names in use, the usual one first."""
     images: int | None
-    """None where only the sum over domains is known."""
+    """None where only the sum over domains is known, `total_images` of the suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Suite:
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of classes in use -> the name in `class_names`."""
     archive_sha256: str | None = None
+    total_images: int | None = None
+    """Of all domains together, where those of each are not known."""
     splits: Mapping[str, str] = field(default_factory=dict)
     """Name of a split -> its task, where the suite has several targets and one is meant."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +57,27 @@ class Suite:
     @property
     def letters(self) -> dict[str, Domain]:
         return {domain.letter: domain for domain in self.domains}
+
+
+@dataclass(frozen=True)
+class Located:
+    """A domain's folder, as it is found."""
+
+    folder: Path
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """The suite's name of each class -> its folder, relative to the domain's."""
+
+    def given_as(self, work: Path) -> Path:
+        """What runs get: the folder, or one of links in `work` to its classes under the suite's names, which accuracy is measured
+        by."""
+        renamed = any(Path(place).name != name for name, place in self.classes.items())
+        return work / self.folder.name if renamed else self.folder
+
+    def origin(self, work: Path) -> Path:
+        """Where the images lie, whatever links lead there."""
+        if self.given_as(work) == self.folder:
+            return self.folder.resolve()
+        return (self.folder / next(iter(self.classes.values()))).parent.resolve()
 
 
 def _all_pairs(letters: str) -> tuple[str, ...]:
@@ -167,6 +192,7 @@ SUITES: dict[str, Suite] = {
             metric="accuracy",
             backbone="resnet50",
             where="the repository of Adaptiope (Ringwald and Stiefelhagen, WACV 2021)",
+            total_images=6712,
             archive_sha256="da02da26ec456def6af39d32c794070cb51a3b5696489172f70f69f2da2f1a63",
         ),
         Suite(
@@ -253,14 +279,20 @@ def find_tasks(suite: Suite, asked: Sequence[str] | None, split: str | None) -> 
 
 
 def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Path]:
-    """The folder of each domain that the tasks need, by its letter; UserError with all that is missing or too much.
+    """The folder of each domain that the tasks need, by its letter, made where it is not there; see `locate` and `prepare`."""
+    located = locate(suite, root, tasks, work)
+    prepare(suite, located, work)
+    return {letter: domain.given_as(work) for letter, domain in located.items()}
 
-    `work`: where embedded images are written, and links where class folders go by other names than the suite's.
+
+def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Located]:
+    """Each domain that the tasks need, by its letter; UserError with all that is missing or too much. Nothing is written.
+
+    `work`: where embedded images will be written, and links where class folders go by other names than the suite's.
     """
     letters = [letter for letter in suite.letters if any(letter in task.split("-") for task in tasks)]
     if suite.embedded:
-        written = write_digit_domains(root or work, [suite.letters[letter].folders[0] for letter in letters])
-        return dict(zip(letters, written, strict=True))
+        return {letter: Located((root or work) / suite.letters[letter].folders[0]) for letter in letters}
     if root is None:
         raise UserError(
             f"{suite.name} needs --data ROOT, the folder that holds {_folders(suite)}; get it from {suite.where}"
@@ -269,19 +301,18 @@ def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Pa
         raise UserError(f"there is no folder {printable(str(root))}; {suite.name} is to be had from {suite.where}")
     present = {entry.name: entry for entry in sorted(root.iterdir()) if entry.is_dir()}
     faults: list[str] = []
-    found: dict[str, Path] = {}
-    classes: dict[str, dict[str, str]] = {}
+    found: dict[str, Located] = {}
     for letter in letters:
         domain = suite.letters[letter]
         names = [name for name in domain.folders if name in present]
         if not names:
             faults.append(f"the domain {domain.folders[0]} is missing (folder {' or '.join(domain.folders)})")
             continue
-        found[letter] = present[names[0]]
-        classes[letter] = _class_folders(suite, found[letter])
-        faults += _class_faults(suite, names[0], classes[letter])
+        folders = _class_folders(suite, present[names[0]])
+        found[letter] = Located(present[names[0]], {name: places[0] for name, places in folders.items()})
+        faults += _class_faults(suite, names[0], folders)
     if not faults and not suite.class_names:
-        faults = _unlike_classes({found[letter].name: set(names) for letter, names in classes.items()})
+        faults = _unlike_classes({domain.folder.name: set(domain.classes) for domain in found.values()})
     if faults:
         known = {name for domain in suite.domains for name in domain.folders}
         extra = [name for name in present if name not in known and not name.startswith(".")]
@@ -291,61 +322,118 @@ def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Pa
             f"{printable(str(root))} does not hold {suite.name}: {'; '.join(faults)}. Expected is {_folders(suite)}, each with "
             f"{suite.classes} class folders; get it from {suite.where}"
         )
-    return {letter: _linked(folder, classes[letter], work) for letter, folder in found.items()}
+    return found
+
+
+def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> None:
+    """Writes embedded images, and links to classes that go by other names."""
+    if suite.embedded:
+        folders = [domain.folder for domain in located.values()]
+        write_digit_domains(folders[0].parent, [folder.name for folder in folders])
+    for domain in located.values():
+        if (view := domain.given_as(work)) != domain.folder:
+            _link(domain, view)
+
+
+def origin_of(path: Path, work: Path) -> Path:
+    """Where the images of a run lie that was given `path`: for a folder of links in `work`, where they lead."""
+    if not path.exists() and path.parent.name == work.name and (work / path.name).is_dir():
+        path = work / path.name  # the benchmark's folder was moved, and its links with it
+    if path.parent.resolve() != work.resolve() or not path.is_dir():
+        return path.resolve()
+    links = sorted(entry for entry in path.iterdir() if entry.is_symlink())
+    return links[0].readlink().parent.resolve() if links else path.resolve()
 
 
 def count_remarks(suite: Suite, folders: Mapping[str, Path]) -> list[str]:
-    """In words, each domain that has not the number of images of the published protocol."""
+    """In words, each domain, or all together, that have not the number of images of the published protocol."""
+    counts = {letter: len(scan(folder).paths) for letter, folder in folders.items()}
     remarks = []
     for letter, folder in folders.items():
-        expected, found = suite.letters[letter].images, len(scan(folder).paths)
+        expected, found = suite.letters[letter].images, counts[letter]
         if expected is not None and found != expected:
             remarks.append(f"{folder.name} holds {found:,} images, the published {suite.name} {expected:,}")
+    total = sum(counts.values())
+    if suite.total_images is not None and set(counts) == set(suite.letters) and total != suite.total_images:
+        names = ", ".join(folder.name for folder in folders.values())
+        remarks.append(f"{names} together hold {total:,} images, the published {suite.name} {suite.total_images:,}")
     return remarks
+
+
+def describe(suite: Suite) -> str:
+    """All that is known of it, in lines of at most 80 characters."""
+    backbone = f"backbone {suite.backbone}" if suite.embedded else f"published with {suite.backbone}"
+    lines = [
+        ("tasks", " ".join(suite.tasks)),
+        *(("", f"--split {name}: {task}") for name, task in suite.splits.items()),
+        ("measured", f"{suite.metric.replace('_', ' ')}, {suite.classes} classes; {backbone}"),
+    ]
+    for number, domain in enumerate(suite.domains):
+        first, *others = domain.folders
+        about = [f"{domain.images:,} images"] if domain.images is not None else []
+        about += [f"or folder {' or '.join(others)}"] if others else []
+        words = f" ({'; '.join(about)})" if about else ""
+        lines.append(("" if number else "domains", f"{domain.letter} {first}{words}"))
+    if suite.total_images is not None:
+        lines.append(("", f"{suite.total_images:,} images in all"))
+    lines.append(("data from", suite.where))
+    if suite.archive_sha256 is not None:
+        lines.append(("sha256", suite.archive_sha256))
+    wrapped = partial(textwrap.wrap, width=80, break_long_words=False, break_on_hyphens=False)
+    text = wrapped(f"{suite.name}: {suite.summary}", subsequent_indent="  ")
+    text += [
+        line
+        for head, words in lines
+        for line in wrapped(words, initial_indent=f"  {head:<11}", subsequent_indent=13 * " ")
+    ]
+    return "\n".join(text)
 
 
 def _folders(suite: Suite) -> str:
     return ", ".join(f"{domain.folders[0]}/" for domain in suite.domains)
 
 
-def _class_folders(suite: Suite, folder: Path) -> dict[str, str]:
-    """The suite's name of each class that has images -> its folder, relative to the domain's."""
+def _class_folders(suite: Suite, folder: Path) -> dict[str, list[str]]:
+    """The suite's name of each class that has images -> its folders, relative to the domain's."""
     paths = scan(folder).paths
     level = class_level(paths)
     above = f"{paths[0].partition('/')[0]}/" if level else ""
     names = {name for path in paths if (name := class_of(path, level)) is not None}
-    return {suite.class_aliases.get(name, name): above + name for name in sorted(names)}
+    folders: dict[str, list[str]] = {}
+    for name in sorted(names):
+        folders.setdefault(suite.class_aliases.get(name, name), []).append(above + name)
+    return folders
 
 
-def _class_faults(suite: Suite, domain: str, found: Mapping[str, str]) -> list[str]:
+def _class_faults(suite: Suite, domain: str, found: Mapping[str, Sequence[str]]) -> list[str]:
     if not suite.class_names:
         wrong = len(found) != suite.classes
         return [f"{domain} has {len(found)} classes with images, not {suite.classes}"] if wrong else []
+    several = [
+        f"{domain} has {len(places)} folders of the class {name}: {name_some(places)}; join them"
+        for name, places in found.items()
+        if len(places) > 1
+    ]
     missing = [name for name in suite.class_names if name not in found]
     extra = [name for name in found if name not in suite.class_names]
     faults = [f"{domain} lacks {name_some(missing)}"] if missing else []
-    return faults + ([f"{domain} has classes too many: {name_some(extra)}"] if extra else [])
+    return several + faults + ([f"{domain} has classes too many: {name_some(extra)}"] if extra else [])
 
 
 def _unlike_classes(classes: Mapping[str, set[str]]) -> list[str]:
-    faults = []
-    everywhere = set.intersection(*classes.values()) if classes else set()
-    for domain, names in classes.items():
-        if names != everywhere:
-            faults.append(f"{domain} alone, or not all domains, has {name_some(sorted(names - everywhere))}")
-    return faults
+    anywhere = set().union(*classes.values())
+    return [
+        f"{domain} lacks {name_some(sorted(anywhere - names))}, which other domains have"
+        for domain, names in classes.items()
+        if names != anywhere
+    ]
 
 
-def _linked(folder: Path, classes: Mapping[str, str], work: Path) -> Path:
-    """The folder itself, or one of links to its classes under the suite's names, by which accuracy is measured."""
-    if all(Path(place).name == name for name, place in classes.items()):
-        return folder
-    view = work / folder.name
+def _link(domain: Located, view: Path) -> None:
     view.mkdir(parents=True, exist_ok=True)
-    for name, place in classes.items():
-        link, aim = view / name, (folder / place).absolute()
+    for name, place in domain.classes.items():
+        link, aim = view / name, (domain.folder / place).absolute()
         if link.is_symlink() and link.readlink() != aim:
             link.unlink()
         if not link.is_symlink():
             link.symlink_to(aim, target_is_directory=True)
-    return view

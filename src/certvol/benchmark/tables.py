@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from certvol.benchmark.suites import Suite
 from certvol.selection import SELECTORS
 
 AVERAGE = "average"
+LOSSES = {claims.BASIC: "Basic", claims.WITHOUT_SAMPLES: "No samples CE", claims.FULL: "Full CVP"}  # the paper's names
+WHY_NO_SCORE = {"sigma": "these methods have no sigma", "source_accuracy": "`data.holdout` is 0"}
 WATCHED_NOTE = (
     "The label-free choice and the oracle come from predictions that each run keeps per cycle on some fixed target images "
     "(`guard.images`); their difference to the delivered model's is added to its accuracy on the whole target."
@@ -75,6 +78,8 @@ def all_tables(
         tables = [class_table(suite, done, methods, task, selector) for task in tasks]
     else:
         tables = [task_table(suite, done, methods, tasks, selector)]
+    if sum(any(result.method == method for result in done) for method in LOSSES) > 1:
+        tables.append(loss_table(suite, done, tasks))
     if baseline is not None and len(methods) > 1:
         tables.append(gain_table(done, methods, baseline))
     if findings := claims.find(done):
@@ -95,7 +100,7 @@ def task_table(suite: Suite, done: Sequence[Result], methods: list[str], tasks: 
         averages = [_average(own, tasks, column) for column in ("last", "selected", "oracle")]
         rows.append(Row(method, [_text(_backbone_of(own)), _text("last"), *cells, *averages]))
     rows = _ranked(rows, skip=2)
-    notes = [WATCHED_NOTE] if any(result.cycles is not None for result in done) else []
+    notes = _choice_notes(done, methods, selector)
     rows += _published_tasks(suite, tasks, notes)
     columns = ["backbone", "chosen by", *tasks, AVERAGE, f"label-free choice ({selector})", "oracle (unattainable)"]
     title = f"{suite.name}: target accuracy, %, mean and standard deviation over seeds"
@@ -120,17 +125,58 @@ def class_table(suite: Suite, done: Sequence[Result], methods: list[str], task: 
             )
         rows.append(Row(method, [_text(_backbone_of(own)), _text("run" if not_last else "last"), *cells, *averages]))
     rows = _ranked(rows, skip=2)
-    notes = others + ([WATCHED_NOTE] if any(result.cycles is not None for result in done) else [])
+    notes = others + _choice_notes([result for result in done if result.task == task], methods, selector)
     facts = published().get(suite.name, {})
     if task == suite.splits.get(facts.get("split", ""), ""):
         blank = [Cell(), Cell()]
         for name, values in facts["rows"].items():
             figures = [Cell(None if value is None else value / 100) for value in values]
-            rows.append(Row(name, [_text(facts["backbone"]), _text(_selection(facts, name)), *figures, *blank], True))
+            words = _text(_published_backbone(facts, name)), _text(_selection(facts, name))
+            rows.append(Row(name, [*words, *figures, *blank], True))
         notes.append(f"Published rows: {facts['source']}.")
     columns = ["backbone", "chosen by", *names, "mean", f"label-free choice ({selector})", "oracle (unattainable)"]
     title = f"{suite.name}, {task}: accuracy per class and their mean, %, mean and standard deviation over seeds"
     return Table(title, columns, rows, 2, [_missing_note(done, methods, [task]), *notes])
+
+
+def loss_table(suite: Suite, done: Sequence[Result], tasks: list[str]) -> Table:
+    """The paper's ablation of its losses, on the tasks that these methods have runs of."""
+    shown = [task for task in tasks if any(r.task == task and r.method in LOSSES for r in done)]
+    rows = []
+    for method, name in LOSSES.items():
+        own = [result for result in done if result.method == method]
+        if own:
+            cells = [mean_and_deviation([r.last for r in own if r.task == t and r.last is not None]) for t in shown]
+            wavering = [r.facts["oscillation"] for r in own if "oscillation" in r.facts]
+            figure = f"{statistics.fmean(wavering):.1f}" if wavering else ""
+            words = _text(method), _text(_backbone_of(own))
+            rows.append(Row(name, [*words, *cells, _average(own, shown, "last"), _text(figure)]))
+    rows = _ranked(rows, skip=2)
+    notes = [
+        "Oscillation of the decision boundary: mean over runs, less is smoother. Compare it on the same images alone."
+    ]
+    facts = published()["ablation"]
+    if suite.name == facts["suite"]:
+        rows += [_published_losses(facts, name, shown) for name in facts["accuracy"]]
+        notes.append(f"Published rows: {facts['source']}.")
+    title = f"the losses: {suite.metric.replace('_', ' ')} of the target, %, and oscillation"
+    return Table(title, ["method", "backbone", *shown, AVERAGE, "oscillation"], rows, 2, notes)
+
+
+def _published_losses(facts: dict[str, Any], name: str, shown: list[str]) -> Row:
+    """Means are as printed where the paper's tasks are shown, of those shown where they are fewer, else with the tasks named."""
+    tasks = facts["tasks"]
+    accuracy, wavering = facts["accuracy"][name], facts["oscillation"].get(name)
+    cells = [Cell(accuracy[tasks.index(task)] / 100) if task in tasks else Cell() for task in shown]
+
+    def mean(values: Sequence[float] | None) -> str:
+        if values is None:
+            return ""
+        if set(shown) < set(tasks):
+            return f"{statistics.fmean(values[tasks.index(task)] for task in shown):.1f}"
+        return f"{values[-1]:.1f}" if set(shown) == set(tasks) else f"{values[-1]:.1f} (of {', '.join(tasks)})"
+
+    return Row(name, [_text(""), _text(facts["backbone"]), *cells, _text(mean(accuracy)), _text(mean(wavering))], True)
 
 
 def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Table:
@@ -242,26 +288,32 @@ def _published_tasks(suite: Suite, tasks: list[str], notes: list[str]) -> list[R
     rows = []
     for name, values in facts.get("rows", {}).items():
         by_task = dict(zip(facts["tasks"], values, strict=False))
-        deviations = dict(zip(facts["tasks"], facts.get("std", {}).get(name, []), strict=False))
+        printed = facts.get("std", {}).get(name, [])
+        deviations = dict(zip(facts["tasks"], printed, strict=False))
         cells = [
             Cell(None if by_task.get(t) is None else by_task[t] / 100, deviations[t] / 100 if t in deviations else None)
             for t in tasks
         ]
         known = [cell.mean for cell in cells if cell.mean is not None]
-        mean = statistics.fmean(known) if known and len(known) == len(tasks) else None
+        mean, spread = statistics.fmean(known) if known and len(known) == len(tasks) else None, None
         if set(tasks) == set(facts["tasks"]) and len(values) > len(tasks):
             mean = values[-1] / 100  # as printed
-        words = _text(facts["backbone"]), _text(_selection(facts, name))
-        rows.append(Row(name, [*words, *cells, Cell(mean), Cell(), Cell()], True))
+            spread = printed[-1] / 100 if len(printed) > len(tasks) else None
+        words = _text(_published_backbone(facts, name)), _text(_selection(facts, name))
+        rows.append(Row(name, [*words, *cells, Cell(mean, spread), Cell(), Cell()], True))
     whole = set(tasks) == set(suite.tasks)
     for name, average in facts.get("average", {}).items():
-        words = _text(facts["backbone"]), _text(average.get("selection", "unknown"))
+        words = _text(_published_backbone(facts, name)), _text(average.get("selection", "unknown"))
         cell = Cell(average["value"] / 100) if whole else _text(f"{average['value']:.1f} (of all {len(suite.tasks)})")
         rows.append(Row(name, [*words, *(Cell() for _ in tasks), cell, Cell(), Cell()], True))
     notes.append(
         f"Published rows: {facts['source']}; on {facts['backbone']}, so compare them with ours on the same alone."
     )
     return rows
+
+
+def _published_backbone(facts: dict[str, Any], name: str) -> str:
+    return str(facts.get("backbones", {}).get(name, facts["backbone"]))
 
 
 def _selection(facts: dict[str, Any], name: str) -> str:
@@ -271,6 +323,17 @@ def _selection(facts: dict[str, Any], name: str) -> str:
 
 def _backbone_of(own: Sequence[Result]) -> str:
     return ", ".join(sorted({result.backbone for result in own}))
+
+
+def _choice_notes(done: Sequence[Result], methods: list[str], selector: str) -> list[str]:
+    """On the columns of the label-free choice and the oracle."""
+    if all(result.cycles is None for result in done):
+        return []
+    without = [method for method in methods if any(r.method == method and r.selected is None for r in done)]
+    if not without:
+        return [WATCHED_NOTE]
+    why = WHY_NO_SCORE.get(selector, "their runs have no such score")
+    return [WATCHED_NOTE, f"No label-free choice by {selector} for {', '.join(without)}: {why}."]
 
 
 def _missing_note(done: Sequence[Result], methods: list[str], tasks: list[str]) -> str:
@@ -329,6 +392,7 @@ def _markdown(table: Table) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes), ""])
 
 
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
@@ -356,6 +420,13 @@ def _latex(table: Table) -> str:
     return f"% {table.title}\n" + "\n".join(lines) + "\n"
 
 
+def _csv_cell(text: str) -> str:
+    """A plain number as such. Other text that a spreadsheet would take for a formula gets an apostrophe."""
+    if _NUMBER.fullmatch(text):
+        return text.removeprefix("+")
+    return f"'{text}" if text.startswith(("+", "-", "=", "@")) else text
+
+
 def long_csv(tables: Sequence[Table]) -> str:
     """A line per cell: fractions, and text as it is."""
     text = io.StringIO()
@@ -365,9 +436,6 @@ def long_csv(tables: Sequence[Table]) -> str:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 mean, deviation = ("" if v is None else f"{v:.6f}" for v in (cell.mean, cell.deviation))
-                words = f"'{cell.text}" if cell.text.startswith(("+", "-", "=", "@")) else cell.text
-                published_row = str(row.published).lower()
-                writer.writerow(
-                    [table.title, row.name, published_row, column, mean, deviation, cell.count or "", words]
-                )
+                about = [table.title, row.name, str(row.published).lower(), column]
+                writer.writerow([*about, mean, deviation, cell.count or "", _csv_cell(cell.text)])
     return text.getvalue()
