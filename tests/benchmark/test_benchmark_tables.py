@@ -137,6 +137,14 @@ def test_a_choice_that_cannot_be_made_is_explained() -> None:
     assert not any("No label-free" in note for note in tables.task_table(OFFICE, done[:1], ["cvp"], ["A-W"], "x").notes)
 
 
+def test_a_chance_is_never_said_to_be_none() -> None:
+    results = [
+        _result("A-W", method, seed, value) for seed in range(12) for method, value in (("basic", 0.5), ("cvp", 0.6))
+    ]
+    table = tables.gain_table(results, ["basic", "cvp"], "basic")
+    assert [cell.text for cell in table.rows[0].cells[1:3]] == ["12", "< 0.001"]
+
+
 def test_gains_are_called_by_their_name() -> None:
     table = next(table for table in _tables() if table.title.startswith("gain"))
     rows = {row.name: [tables.cell_text(cell) for cell in row.cells] for row in table.rows}

@@ -22,6 +22,12 @@ def _office(root: Path, names: tuple[str, ...] = ("amazon", "dslr", "webcam")) -
     return root
 
 
+def found_domains(suite: suites.Suite, root: Path | None, tasks: list[str], work: Path) -> dict[str, Path]:
+    located = suites.locate(suite, root, tasks, work)
+    suites.prepare(suite, located, work)
+    return {letter: domain.given_as(work) for letter, domain in located.items()}
+
+
 @pytest.mark.parametrize("name", suites.SUITES)
 def test_every_suite_is_whole(name: str) -> None:
     suite = suites.SUITES[name]
@@ -45,7 +51,7 @@ def test_every_suite_is_whole(name: str) -> None:
 def test_the_right_folders_are_found_by_any_of_their_names(tmp_path: Path) -> None:
     suite = suites.SUITES["office-31"]
     _office(tmp_path, ("Amazon", "webcam"))
-    found = suites.find_domains(suite, tmp_path, ["A-W"], tmp_path / "work")
+    found = found_domains(suite, tmp_path, ["A-W"], tmp_path / "work")
     assert found == {"A": tmp_path / "Amazon", "W": tmp_path / "webcam"}
     remarks = suites.count_remarks(suite, found)
     assert "Amazon holds 31 images, the published office-31 2,817" in remarks[0]
@@ -55,7 +61,7 @@ def test_the_right_folders_are_found_by_any_of_their_names(tmp_path: Path) -> No
 def test_classes_below_a_folder_images_are_found(tmp_path: Path) -> None:
     for name in ("amazon", "webcam"):
         _domain(tmp_path / name / "images", list(suites.OFFICE_CLASSES))
-    assert suites.find_domains(suites.SUITES["office-31"], tmp_path, ["A-W"], tmp_path / "work")["A"].name == "amazon"
+    assert found_domains(suites.SUITES["office-31"], tmp_path, ["A-W"], tmp_path / "work")["A"].name == "amazon"
 
 
 def test_what_is_missing_and_too_much_is_said(tmp_path: Path) -> None:
@@ -63,7 +69,7 @@ def test_what_is_missing_and_too_much_is_said(tmp_path: Path) -> None:
     _domain(tmp_path / "amazon", [name for name in suites.OFFICE_CLASSES if name != "mug"] + ["cup"])
     (tmp_path / "photos").mkdir()
     with pytest.raises(UserError) as caught:
-        suites.find_domains(suite, tmp_path, ["A-W"], tmp_path / "work")
+        found_domains(suite, tmp_path, ["A-W"], tmp_path / "work")
     said = str(caught.value)
     for words in ("webcam is missing", "amazon lacks mug", "too many: cup", "photos", "31 class folders", "Saenko"):
         assert words in said
@@ -76,10 +82,10 @@ def test_domains_with_other_classes_or_too_few_are_refused(tmp_path: Path) -> No
     _domain(tmp_path / "product_images", names)
     _domain(tmp_path / "real_life", [*names[:-1], "thing-x"])
     with pytest.raises(UserError, match=r"product_images lacks thing-x, .*; real_life lacks thing122"):
-        suites.find_domains(suite, tmp_path, ["P-R"], tmp_path / "work")
+        found_domains(suite, tmp_path, ["P-R"], tmp_path / "work")
     _domain(tmp_path / "synthetic", names[:100])
     with pytest.raises(UserError, match="synthetic has 100 classes with images, not 123"):
-        suites.find_domains(suite, tmp_path, ["P-S"], tmp_path / "work")
+        found_domains(suite, tmp_path, ["P-S"], tmp_path / "work")
 
 
 def test_two_folders_of_one_class_are_refused(tmp_path: Path) -> None:
@@ -87,14 +93,14 @@ def test_two_folders_of_one_class_are_refused(tmp_path: Path) -> None:
     _domain(tmp_path / "caltech", [*suites.CALTECH_CLASSES, "backpack"])
     _domain(tmp_path / "webcam", list(suites.CALTECH_CLASSES))
     with pytest.raises(UserError, match="caltech has 2 folders of the class back_pack: back_pack, backpack"):
-        suites.find_domains(suite, tmp_path, ["C-W"], tmp_path / "work")
+        found_domains(suite, tmp_path, ["C-W"], tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 
 def test_a_sum_that_is_known_is_compared(tmp_path: Path) -> None:
     suite = suites.SUITES["modern-office-31"]
     _office(tmp_path, ("amazon", "synthetic", "webcam"))
-    found = suites.find_domains(suite, tmp_path, ["A-W", "A-S"], tmp_path / "work")
+    found = found_domains(suite, tmp_path, ["A-W", "A-S"], tmp_path / "work")
     assert "amazon, synthetic, webcam together hold 93 images" in suites.count_remarks(suite, found)[0]
     del found["S"]
     assert suites.count_remarks(suite, found) == [], "the sum over all of them alone is known"
@@ -121,7 +127,7 @@ def test_other_names_of_classes_become_the_suites(tmp_path: Path) -> None:
     _domain(tmp_path / "caltech10", [renamed.get(name, name) for name in suites.CALTECH_CLASSES], images=2)
     _domain(tmp_path / "webcam", list(suites.CALTECH_CLASSES))
     for _ in range(2):  # again over what is there
-        found = suites.find_domains(suite, tmp_path, ["C-W"], tmp_path / "work")
+        found = found_domains(suite, tmp_path, ["C-W"], tmp_path / "work")
     assert found["W"] == tmp_path / "webcam"
     paths = scan(found["C"]).paths
     assert len(paths) == 20
@@ -131,13 +137,13 @@ def test_other_names_of_classes_become_the_suites(tmp_path: Path) -> None:
 def test_data_that_is_needed_and_not_given_or_not_there(tmp_path: Path) -> None:
     suite = suites.SUITES["office-home"]
     with pytest.raises(UserError, match="--data ROOT"):
-        suites.find_domains(suite, None, ["A-C"], tmp_path)
+        found_domains(suite, None, ["A-C"], tmp_path)
     with pytest.raises(UserError, match="there is no folder"):
-        suites.find_domains(suite, tmp_path / "nowhere", ["A-C"], tmp_path)
+        found_domains(suite, tmp_path / "nowhere", ["A-C"], tmp_path)
 
 
 def test_digits_are_made_where_they_are_asked_for(tmp_path: Path) -> None:
-    found = suites.find_domains(suites.SUITES["digits"], None, ["T-B"], tmp_path / "data")
+    found = found_domains(suites.SUITES["digits"], None, ["T-B"], tmp_path / "data")
     assert set(found) == {"T", "B"}
     assert suites.count_remarks(suites.SUITES["digits"], found) == []
 
@@ -182,6 +188,6 @@ def test_folders_in_the_place_of_embedded_images_stay_as_they_are(tmp_path: Path
     mine.parent.mkdir()
     mine.write_text("mine")
     with pytest.raises(UserError, match="bold is where digits are to be written"):
-        suites.find_domains(suites.SUITES["digits"], tmp_path, ["T-B"], tmp_path / "work")
+        found_domains(suites.SUITES["digits"], tmp_path, ["T-B"], tmp_path / "work")
     assert mine.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["bold"]

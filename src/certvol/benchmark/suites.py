@@ -116,7 +116,7 @@ SUITES: dict[str, Suite] = {
     for suite in (
         Suite(
             name="digits",
-            summary="embedded: digits from fonts and handwritten ones, eleven domains made of them",
+            summary="digits from fonts and handwritten ones, eleven domains made of them; embedded",
             domains=(
                 Domain("F", ("fonts",), 1000),
                 Domain("T", ("thin",), 1000),
@@ -276,13 +276,6 @@ def find_tasks(suite: Suite, asked: Sequence[str] | None, split: str | None) -> 
                 f"{suite.name} has no task `{task}`: a task is SOURCE-TARGET of two of its domains ({known})"
             )
     return tasks
-
-
-def find_domains(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Path]:
-    """The folder of each domain that the tasks need, by its letter, made where it is not there; see `locate` and `prepare`."""
-    located = locate(suite, root, tasks, work)
-    prepare(suite, located, work)
-    return {letter: domain.given_as(work) for letter, domain in located.items()}
 
 
 def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Located]:

@@ -188,7 +188,7 @@ def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Tab
         if method == baseline or not differences:
             continue
         p, cell = sign_flip_p(differences), mean_and_deviation(differences)
-        words = _text(str(len(differences))), _text(f"{p:.3f}"), _text(verdict(differences))
+        words = _text(str(len(differences))), _text(_chance(p)), _text(verdict(differences))
         rows.append(Row(method, [cell, *words]))
     return Table(
         f"gain over {baseline} in points, over pairs of the same task and seed",
@@ -217,7 +217,7 @@ def claim_table(findings: Sequence[claims.Finding]) -> Table:
         claim, mean = finding.claim, mean_and_deviation(finding.effects)
         spread = "" if mean.deviation is None else f" ± {mean.deviation:.{claim.digits}f}"
         figure = f"{mean.mean:+.{claim.digits}f}{spread} {claim.unit}".strip()
-        p = "" if len(finding.effects) < 2 else f"{finding.p:.3f}"
+        p = "" if len(finding.effects) < 2 else _chance(finding.p)
         words = (figure, str(len(finding.effects)), p, finding.verdict)
         rows.append(Row(f"({claim.letter}) {claim.words}", [_text(word) for word in words]))
     return Table(
@@ -347,6 +347,10 @@ def _missing_note(done: Sequence[Result], methods: list[str], tasks: list[str]) 
 
 def _text(words: str) -> Cell:
     return Cell(text=words)
+
+
+def _chance(p: float) -> str:
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
 
 
 def _correlation(values: Sequence[float | None]) -> Cell:
