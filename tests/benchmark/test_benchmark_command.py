@@ -285,6 +285,8 @@ def test_runs_of_another_root_are_refused(tmp_path: Path, played: list[Job]) -> 
         _on("office-31", other, out, "W-A", "cvp")  # not asked for now, and in the same tables
     (tmp_path / "link").symlink_to(one)
     _on("office-31", tmp_path / "link", out, "A-W")
+    one.rename(tmp_path / "moved")
+    _on("office-31", tmp_path / "moved", out, "A-W")
     assert [job.name for job in played] == ["A-W basic seed 0"]
 
 

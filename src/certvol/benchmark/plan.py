@@ -190,7 +190,8 @@ def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
 
 
 def check_same_data(folder: Path, task: str, now: Mapping[str, Path], origin: Callable[[Path], Path]) -> None:
-    """A run that is there must be of the images that are asked for: tables compare like with like.
+    """A run that is there must be of the images that are asked for: tables compare like with like. A place that is gone was
+    moved.
 
     `now`: letter of a domain -> where its images lie; `origin`: the same of a path in a run's settings.
     """
@@ -200,7 +201,10 @@ def check_same_data(folder: Path, task: str, now: Mapping[str, Path], origin: Ca
     before = read_settings_file(made)
     for letter, name in zip(task.split("-"), ("data.source", "data.target"), strict=False):
         path = before.get(name)
-        if path is not None and letter in now and (place := origin(Path(str(path)))) != now[letter]:
+        if path is None or letter not in now:
+            continue
+        place = origin(Path(str(path)))
+        if place.exists() and place != now[letter]:
             raise UserError(
                 f"{folder} was made from {printable(str(place))}, now {printable(str(now[letter]))} is asked for; give as --data "
                 "the root it was made from, or another --out"
