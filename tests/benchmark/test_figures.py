@@ -46,9 +46,17 @@ def test_values_are_sorted(values: list[str], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "logarithmic"), [([32, 64, 128, 256], True), ([0.1, 1], True), ([1, 7], False), ([0, 0.1, 1], False)]
+    ("numbers", "logarithmic"),
+    [
+        ([32, 64, 128, 256], True),
+        ([0.1, 0.25, 0.5, 0.75, 1], False),
+        ([0.001, 0.01, 0.02, 1], True),
+        ([0.1, 1], False),
+        ([4], False),
+        ([0, 0.1, 1], False),
+    ],
 )
-def test_a_wide_range_is_logarithmic(numbers: list[float], logarithmic: bool) -> None:
+def test_the_axis_is_the_one_on_which_values_lie_further_apart(numbers: list[float], logarithmic: bool) -> None:
     assert figures.is_logarithmic(numbers) == logarithmic
 
 

@@ -14,8 +14,6 @@ from certvol.benchmark.results import DONE, Result
 from certvol.benchmark.suites import Suite
 from certvol.benchmark.tables import mean_and_deviation
 
-LOGARITHMIC_FROM = 8  # the largest value over the smallest
-
 
 @dataclass(frozen=True)
 class Point:
@@ -77,7 +75,12 @@ def _numbers(values: Sequence[str]) -> list[float] | None:
 
 
 def is_logarithmic(numbers: Sequence[float]) -> bool:
-    return min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers)
+    """Whether a logarithmic axis keeps the closest two of these values, in rising order, further apart."""
+
+    def closest(places: Sequence[float]) -> float:
+        return min(b - a for a, b in pairwise(places)) / (places[-1] - places[0])
+
+    return len(numbers) > 2 and numbers[0] > 0 and closest([math.log(n) for n in numbers]) > closest(numbers)
 
 
 def _draw(folder: Path, setting: str, lines: dict[str, list[Point]], suite: Suite, tasks: Sequence[str]) -> list[Path]:
