@@ -118,7 +118,8 @@ class TrainingConfig:
     """torch.compile of the backbone: a minute to start, faster after. auto: on a GPU, where a run has 5,000 steps or more."""
     learning_rate: float = 5e-4
     head_rate: float = 1.0
-    """Learning rate of all that stands behind the backbone, over the backbone's. Many comparators are published with 10."""
+    """Learning rate of all that stands behind the backbone, over the backbone's; times that of a method's part, where it has one.
+    Many comparators are published with 10."""
     adapt_learning_rate: float | None = None
     """null: the same as in pretraining."""
     schedule: Literal["can", "constant"] = "can"

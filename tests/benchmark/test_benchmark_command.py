@@ -158,6 +158,7 @@ def test_how_an_attempt_ended_is_read_again(
     _benchmark(tmp_path, methods=["cvp"], seeds=[0])
     (tmp_path / "runs" / "T-B" / "cvp" / "0" / "model.safetensors").unlink()
     with (tmp_path / "attempts.jsonl").open("a") as file:
+        file.write('{"run": "runs/T-B/c\n')  # torn
         file.write(json.dumps({"run": "runs/T-B/cvp/0", "seconds": 1.0, "reason": "why", **line}) + "\n")
     _benchmark(tmp_path, methods=["basic"], seeds=[0])
     assert [row["status"] for row in _rows(tmp_path)] == ["done", status]
@@ -288,6 +289,17 @@ def test_runs_of_another_root_are_refused(tmp_path: Path, played: list[Job]) -> 
     one.rename(tmp_path / "moved")
     _on("office-31", tmp_path / "moved", out, "A-W")
     assert [job.name for job in played] == ["A-W basic seed 0"]
+
+
+def test_another_root_is_refused_also_where_its_tasks_have_other_domains(tmp_path: Path, played: list[Job]) -> None:
+    one = _office(tmp_path / "one", CALTECH_CLASSES)
+    other = _office(tmp_path / "other", CALTECH_CLASSES, ("dslr", "caltech"))
+    _on("office-caltech", one, tmp_path / "out", "A-W")
+    with pytest.raises(UserError, match=r"was made from .*one/amazon, now .*other/amazon"):
+        _on("office-caltech", other, tmp_path / "out", "D-C")
+    (tmp_path / "out/runs/A-W/basic/0/config.yaml").write_text("{")  # of a run that is not asked for: it stops no other
+    _on("office-caltech", other, tmp_path / "out", "D-C")
+    assert [job.name for job in played] == ["A-W basic seed 0", "D-C basic seed 0"]
 
 
 def test_links_to_classes_of_another_root_are_refused_and_stay(tmp_path: Path, played: list[Job]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from certvol.benchmark import worker
 from certvol.benchmark.grid import LocalPool, visible_gpus
+from certvol.benchmark.launcher import Compiled
 from certvol.benchmark.plan import Job
 from certvol.benchmark.worker import Outcome
 from certvol.stopping import StopSignal
@@ -173,3 +174,29 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert worker.standing(tmp_path) == "adapt step 20"
     (tmp_path / "history.jsonl").write_text('{"phase": "ad')
     assert worker.standing(tmp_path) == "under way"
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    with pytest.raises(FileExistsError):
+        _run(_pool(tmp_path), [_job(tmp_path, "done")])
+
+
+def test_what_was_compiled_is_forgotten_for_another_network_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    compiled = Compiled()
+    places = {
+        "first": "method: {name: cvp}\ntraining: {batch_size: 32}",
+        "other method": "method: {name: basic}\ntraining: {batch_size: 32, cycles: 3}",
+        "other batches": "method: {name: basic}\ntraining: {batch_size: 64}",
+        "damaged": "{",
+        "same batches": "method: {name: cvp}\ntraining: {batch_size: 64}",
+        "other statistics": "model: {norm: dsbn}\ntraining: {batch_size: 64}",
+    }
+    for place in places:
+        monkeypatch.setattr("torch.compiler.reset", lambda place=place: forgotten.append(place))
+        (tmp_path / "settings.yaml").write_text(places[place])
+        compiled.keep_for(tmp_path / "settings.yaml")
+    assert forgotten == ["other batches", "other statistics"]

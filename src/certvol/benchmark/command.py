@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,8 @@ class Benchmark:
             raise UserError(f"cannot use {self.out} for the benchmark: {error.strerror}") from None
 
     def _check_same_data(self, located: Mapping[str, suites.Located], work: Path) -> None:
-        now = {letter: domain.origin(work) for letter, domain in located.items()}
+        now = suites.usual_folders(self.suite, self.request.data)
+        now |= {letter: domain.origin(work) for letter, domain in located.items()}
         asked = [(job.task, job.method, job.seed) for job in self.jobs]
         for key in [*asked, *self.earlier]:
             check_same_data(self.out / self._name(key), key[0], now, lambda path: suites.origin_of(path, work))
@@ -324,15 +325,17 @@ def _attempts_so_far(path: Path) -> tuple[dict[str, float], dict[str, str]]:
     seconds: dict[str, float] = {}
     reasons: dict[str, str] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # of a line that was torn
             attempt = json.loads(line)
-            run, code = attempt["run"], attempt["code"]
-            seconds[run] = seconds.get(run, 0.0) + float(attempt["seconds"])
+            run, code, took = attempt["run"], attempt["code"], float(attempt["seconds"])
+            seconds[run] = seconds.get(run, 0.0) + took
             reasons.pop(run, None)
             if attempt.get("failed", code != 0 and code not in STOP_CODES):  # older lines have no `failed`
                 reasons[run] = str(attempt["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     return seconds, reasons
 
 

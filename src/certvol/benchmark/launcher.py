@@ -17,12 +17,16 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from certvol.__main__ import run as run_command
+from certvol.config import read_settings_file
+from certvol.errors import UserError
 from certvol.file_systems import flock
 
 PATIENCE = 120.0  # seconds for the run's last process to save its state and go
 PR_SET_PDEATHSIG = 1
+COMPILED_FOR = ("model.", "augment.", "data.image_size", "training.batch", "training.precision", "training.compile")
 
 
 def main(parent: int) -> int:
@@ -37,15 +41,35 @@ def main(parent: int) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    code = 0
+    code, compiled = 0, Compiled()
     while code == 0 and (line := orders.readline()):
-        log, run, *about_run = json.loads(line)
+        log, run, settings, *about_run = json.loads(line)
         _print_to(log)
-        code = _do(run, *about_run)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # between two runs there is nothing to save
+        compiled.keep_for(Path(settings))
+        code = _do(run, settings, *about_run)
         with contextlib.suppress(BrokenPipeError):
             os.write(replies, f"{code}\n".encode())
     return code
+
+
+class Compiled:
+    """What this process has compiled is for all runs of one network and one size of batches. Torch keeps a few kinds of each
+    function and then compiles no more of them: what other runs have left must not take their places."""
+
+    def __init__(self) -> None:
+        self.kind: dict[str, Any] | None = None
+
+    def keep_for(self, settings: Path) -> None:
+        """Or else forget it."""
+        try:
+            given = read_settings_file(settings)
+        except UserError:
+            return  # which the run itself will tell
+        kind = {name: value for name, value in given.items() if name.startswith(COMPILED_FOR)}
+        torch = sys.modules.get("torch")
+        if torch is not None and self.kind not in (None, kind):
+            torch.compiler.reset()
+        self.kind = kind
 
 
 def _print_to(log: str) -> None:
@@ -63,6 +87,9 @@ def _do(run: str, settings: str, source: str, target: str, seed: str) -> int:
     except Exception:
         traceback.print_exc()
         code = 1
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # between two runs there is nothing to save
+            signal.signal(number, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -193,19 +193,24 @@ def check_same_data(folder: Path, task: str, now: Mapping[str, Path], origin: Ca
     """A run that is there must be of the images that are asked for: tables compare like with like. A place that is gone was
     moved.
 
-    `now`: letter of a domain -> where its images lie; `origin`: the same of a path in a run's settings.
+    `now`: letter of a domain -> where its images lie, or a folder above; `origin`: the same of a path in a run's settings.
     """
-    made = folder / "config.yaml"
-    if not made.exists():
-        return
-    before = read_settings_file(made)
+    try:
+        before = read_settings_file(folder / "config.yaml")
+    except UserError:
+        return  # there is none, or a damaged one: its run is told to have failed
     for letter, name in zip(task.split("-"), ("data.source", "data.target"), strict=False):
         path = before.get(name)
         if path is None or letter not in now:
             continue
         place = origin(Path(str(path)))
-        if place.exists() and place != now[letter]:
+        if place.exists() and not _lies_in(place, now[letter]):
             raise UserError(
                 f"{folder} was made from {printable(str(place))}, now {printable(str(now[letter]))} is asked for; give as --data "
                 "the root it was made from, or another --out"
             )
+
+
+def _lies_in(place: Path, folder: Path) -> bool:
+    """By whatever names both go."""
+    return folder.exists() and any(part.samefile(folder) for part in (place, *place.parents))

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from certvol.benchmark.facts import read_facts
 from certvol.benchmark.suites import Metric
 from certvol.config import read_settings_file
+from certvol.errors import UserError
 from certvol.selection import DIRECTION, ensemble_agreement
 from certvol.tables import read_metrics
 from certvol.training.run_folder import RunFolder
@@ -23,7 +24,7 @@ from certvol.training.run_folder import RunFolder
 COLUMNS = ("task", "method", "seed", "metric", "last", "selected", "oracle", "seconds", "status", "run")
 DONE, STOPPED, WAITING = "done", "stopped", "waiting"
 _PLAIN = re.compile(r"\w[-+@=.,\w]*")  # a name that becomes part of a path, and leads nowhere else
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError, UserError)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         delivered = float(metrics["adapted"][metric])
         cycles, at = _cycles(files, metrics, metric)
         facts = read_facts(files)
+        backbone = _backbone(files)
     except FileNotFoundError as error:
         missing = Path(str(error.filename or "file")).name
         return replace(asked, status=f"failed: {_why_missing(files, missing)}; {_way_on(folder)}")
@@ -106,7 +108,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
         oracle=delivered,
         per_class=metrics["adapted"]["per_class"],
         cycles=cycles,
-        backbone=_backbone(files),
+        backbone=backbone,
         facts=facts,
     )
     if cycles is None or at is None:

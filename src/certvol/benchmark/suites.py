@@ -318,6 +318,17 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
     return found
 
 
+def usual_folders(suite: Suite, root: Path | None) -> dict[str, Path]:
+    """Of every domain, by its letter, the folder below `root` that goes by its name, whether or not it is there."""
+    if root is None:
+        return {}
+    found = {}
+    for letter, domain in suite.letters.items():
+        places = [root / name for name in domain.folders]
+        found[letter] = next((place for place in places if place.is_dir()), places[0])
+    return found
+
+
 def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> None:
     """Writes embedded images, and links to classes that go by other names."""
     if suite.embedded:

@@ -49,11 +49,12 @@ class Worker:
         self.asked = False
 
     def start(self, job: Job, log: Path) -> None:
-        self.job, self.log, self.started = job, log, time.monotonic()
+        self.log, self.started = log, time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         self.begins_at = log.stat().st_size if log.exists() else 0
         if self.popen is None or self.popen.poll() is not None:
             self.popen = self._launch()
+        self.job = job
         words = [log, job.folder, job.settings, job.source, job.target, job.seed]
         with contextlib.suppress(BrokenPipeError):  # of a process that has just died: its outcome will say so
             _pipe(self.popen.stdin).write(json.dumps([str(word) for word in words]).encode() + b"\n")
