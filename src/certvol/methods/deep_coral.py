@@ -7,7 +7,7 @@ yours to set. The classifier is the common one (two layers, dropout) and learns 
 layer learns 10 times as fast (`training.head_rate 10`). `target_ce` is not in the paper.
 Covariances of few rows are mostly noise, which falls with the fourth power of the logits' scale: with 64 rows per domain three
 quarters of the term are there between two batches of one domain too, and shrinking logits is its easiest way down. Larger
-batches help (`training.batch_size 256` has the paper's 128 rows per domain).
+batches have less of it (`training.batch_size 256` has the paper's 128 rows per domain).
 """
 
 from dataclasses import dataclass
