@@ -116,6 +116,35 @@ def test_every_run_once_and_all_files(tmp_path: Path, played: list[Job]) -> None
     assert (tmp_path / "table.md").read_text() == before
 
 
+@pytest.mark.parametrize("keep", ["chosen", "all"])
+def test_finished_runs_keep_no_state(
+    tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    """Neither those of this call nor those of one that was killed before it could remove them."""
+    heavy = ("checkpoint/state-000002.safetensors", "cycles/best-bnm.safetensors")
+    asked = {"methods": ["basic", "cvp"], "seeds": [0], "settings": {"guard.keep": keep}}
+
+    def write_heavy(job: Job) -> None:
+        for name in heavy:
+            (job.folder / name).parent.mkdir(exist_ok=True)
+            (job.folder / name).write_bytes(b"state")
+
+    _benchmark(tmp_path, **asked)
+    done, stopped = played
+    for job in played:
+        write_heavy(job)
+    (stopped.folder / "model.safetensors").rename(tmp_path / "model")
+    monkeypatch.setenv("STOP_AT", stopped.name)
+    with pytest.raises(Interrupted):
+        _benchmark(tmp_path, **asked)
+    assert [(done.folder / name).exists() for name in heavy] == [False, keep == "all"]
+    assert [(stopped.folder / name).exists() for name in heavy] == [True, True]
+    (tmp_path / "model").rename(stopped.folder / "model.safetensors")
+    _benchmark(tmp_path, **asked)
+    assert [(stopped.folder / name).exists() for name in heavy] == [False, keep == "all"]
+    assert {row["status"] for row in _rows(tmp_path)} == {"done"}
+
+
 def test_a_failure_is_recorded_and_tried_again_by_the_next_call(
     tmp_path: Path, played: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,6 +558,7 @@ def whole(_data: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A benchmark that nobody disturbed."""
     out = tmp_path_factory.mktemp("benchmark") / "whole"
     assert _start(out, "--workers", "2").wait(600) == 0
+    assert [*out.glob("runs/*/*/*/checkpoint"), *out.glob("runs/*/*/*/cycles/best-*")] == [], "states of finished runs"
     return out
 
 

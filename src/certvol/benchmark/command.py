@@ -175,6 +175,8 @@ class Benchmark:
                 job.folder.parent.mkdir(parents=True, exist_ok=True)
             open_jobs = [job for job in self.jobs if not RunFolder(job.folder).finished]
             done = len(self.jobs) - len(open_jobs)
+            for job in self.jobs:
+                self._make_room(job)
             self.reporter.say(
                 f"{self.suite.name}: runs {len(self.jobs)} (tasks {len(self.asked_tasks)}, methods {len(self.variants)}, seeds "
                 f"{len(self.request.seeds)}){f', {done} of them done already' if done else ''}"
@@ -251,10 +253,17 @@ class Benchmark:
             self.reporter.warn(f"{job.name} failed: {outcome.reason} (log: {self.log_of(job)})")
         else:
             self.ends.pop(key, None)
+            self._make_room(job)
             result = self._result(key)
             figure = "" if result.last is None else f"{100 * result.last:.1f}, "
             self.reporter.say(f"{job.name}: {figure}{outcome.seconds:.0f} s")
         self.write()
+
+    def _make_room(self, job: Job) -> None:
+        """Finished runs are never gone on with: of many runs, states and weights nobody asks for would fill a disk."""
+        folder = RunFolder(job.folder)
+        if folder.finished:
+            folder.drop_state(weights_of_cycles=self.configs[job.method].guard.keep != "all")
 
     # --- what is written -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,15 @@ class RunFolder:
             raise UserError(f"{self.path} holds another run ({way_on}); give a new folder as --out")
         if kept:
             raise UserError(f"{self.path} is not empty (found {kept[0]}); give a new folder as --out")
+
+    def drop_state(self, weights_of_cycles: bool) -> None:
+        """Of a finished run: what it would have gone on from, and the weights that were kept for a choice that is made."""
+        if not self.finished:
+            raise AssertionError(f"{self.path} may still have to go on")
+        self.checkpoints.remove()
+        for file in self.journal.kept_weights() if weights_of_cycles else ():
+            with suppress(OSError):  # as with the states: what cannot be removed takes room, and no more
+                file.unlink()
 
     def check_present(self) -> None:
         check_present(self.path)
