@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from certvol.methods.protocol import AdaptationMethod
+from certvol.nn.heads import Classifier
 from methods.test_contract import CLASSES, make_batch, make_method
 
 
@@ -47,9 +48,22 @@ def test_sigma_of_the_batch_is_watched_without_gradient() -> None:
     assert not batch.watched["sigma"].requires_grad
 
 
-def test_one_whole_step_in_plain_pytorch_gives_equal_weights() -> None:
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_samples_width_is_times_sigma(layers: int) -> None:
+    wide, plain = make_method("cvp", samples_width=3.0), make_method("cvp")
+    classifier = Classifier(plain.network.info.dim, CLASSES, layers, dropout=0.0)
+    mu_ND, sigma_N = torch.rand(16, plain.network.info.dim), torch.rand(16)
+    logits = []
+    for method, sigma in ((wide, sigma_N), (plain, 3 * sigma_N)):
+        method.network.classifier = classifier
+        logits.append(method._samples_logits(mu_ND, sigma, make_batch()))
+    assert torch.equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("width", [1.0, 3.0])
+def test_one_whole_step_in_plain_pytorch_gives_equal_weights(width: float) -> None:
     """The method under SGD, redone with nothing of ours but the initial weights. The trainer's step: test_stepper.py."""
-    method = make_method("cvp", num_samples=8).train()
+    method = make_method("cvp", num_samples=8, samples_width=width).train()
     method.network.classifier.dropout = 0.0
     plain = {name: value.detach().clone().requires_grad_() for name, value in method.named_parameters()}
     settings = {"lr": 0.01, "momentum": 0.95, "nesterov": True}
@@ -89,7 +103,7 @@ def test_one_whole_step_in_plain_pytorch_gives_equal_weights() -> None:
             return -torch.log_softmax(logits, -1)[torch.arange(len(labels)), labels]
 
         ce_mu = negative_log_likelihood(classify(mu), batch.labels_N).mean()
-        samples = mu[:, None] + sigma[:, None, None] * noise
+        samples = mu[:, None] + width * sigma[:, None, None] * noise
         each = torch.stack([negative_log_likelihood(classify(samples[:, m]), batch.labels_N) for m in range(8)], 1)
         ce_phi = each.mean(1)
         distance = (sigma - (math.log(CLASSES) - ce_phi.detach()).clamp(min=0)).abs()

@@ -26,6 +26,9 @@ class Method(AdaptationMethod):
     class Config:
         num_samples: int = bounded(64, above=0)  # M
         samples_weight: float = bounded(0.5, least=0)  # alpha; 0: the samples only form sigma's target
+        samples_width: float = bounded(
+            1.0, above=0
+        )  # of the Gaussian, times sigma: sigma is at most log C, features are any size
         antagonistic: bool = True  # L_Ant; without it sigma collapses to 0
 
     def __init__(self, network: Network, config: Any) -> None:
@@ -55,9 +58,9 @@ class Method(AdaptationMethod):
 
     def _samples_logits(self, mu_ND: Tensor, sigma_N: Tensor, batch: Batch) -> Tensor:
         """N x M x C. A linear f_Cl allows to draw them as logits, without dropout: the samples are noise enough."""
-        classifier, m = self.network.classifier, self.config.num_samples
+        classifier, m, width_N = self.network.classifier, self.config.num_samples, self.config.samples_width * sigma_N
         if classifier.fewer_logits_than_features:
             mean_NC = classifier.output(mu_ND)
-            return sample_logits(mean_NC, sigma_N, classifier.output.weight, batch.noise(mean_NC.float(), m))
-        logits_NMC: Tensor = classifier(sample_features(mu_ND, sigma_N, batch.noise(mu_ND, m)))
+            return sample_logits(mean_NC, width_N, classifier.output.weight, batch.noise(mean_NC.float(), m))
+        logits_NMC: Tensor = classifier(sample_features(mu_ND, width_N, batch.noise(mu_ND, m)))
         return logits_NMC
