@@ -26,9 +26,7 @@ class Method(AdaptationMethod):
     class Config:
         num_samples: int = bounded(64, above=0)  # M
         samples_weight: float = bounded(0.5, least=0)  # alpha; 0: the samples only form sigma's target
-        samples_width: float = bounded(
-            1.0, above=0
-        )  # of the Gaussian, times sigma: sigma is at most log C, features are any size
+        samples_width: float = bounded(1.0, above=0)  # in sigmas: sigma is at most log C, features are of any size
         antagonistic: bool = True  # L_Ant; without it sigma collapses to 0
 
     def __init__(self, network: Network, config: Any) -> None:
