@@ -88,3 +88,20 @@ def test_memory_of_a_step_is_the_most_that_tensors_hold_at_a_time(
     method_steps.main()
     found = json.loads((tmp_path / "f").read_text())
     assert found["cvp"]["bytes_to_basic"] > 1 == found["basic"]["bytes_to_basic"]
+
+
+def test_samples_leave_their_class_as_often_as_a_gaussian_passes_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SPEED.parent))
+    reach = importlib.import_module("samples_reach").reach
+    classifier = torch.nn.Linear(1, 2, bias=False)
+    classifier.weight.data = torch.tensor([[1.0], [-1.0]])
+    features_ND = torch.full((50, 1), 2.0)
+
+    around = reach(features_ND, torch.full((50,), 2.0), classifier, samples=2000)
+    assert around.kept == pytest.approx(0.8413, abs=0.005)  # a Gaussian's share above one deviation below its mean
+    assert (around.feature, around.sigma, around.noise) == (2, 2, 1)
+    assert around.added > 0.3
+
+    alone = reach(features_ND, torch.zeros(50), classifier, samples=2)
+    assert (alone.kept, alone.noise) == (1, 0)
+    assert alone.added == pytest.approx(0, abs=1e-6)
