@@ -160,11 +160,6 @@ def domain_layers(backbone: nn.Module) -> Iterator[DomainBatchNorm]:
             yield module
 
 
-def statistics(backbone: nn.Module) -> list[Tensor]:
-    """All running statistics."""
-    return [tensor for layer in domain_layers(backbone) for tensor in (layer.running_mean_2C, layer.running_var_2C)]
-
-
 @torch.no_grad()
 def copy_source_to_target(backbone: nn.Module) -> None:
     """The target's statistics, and affine parameters of its own, start where the source's are."""

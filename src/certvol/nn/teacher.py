@@ -21,7 +21,7 @@ class Teacher(nn.Module):
         self._whose = [student, network]  # in a list, so that they are no sub-modules of their own part
         self._pairs: list[tuple[Tensor, Tensor]] = []
         for name, tensor in self._student_tensors().items():
-            self.register_buffer(_own_name(name), tensor.detach().clone())
+            self.register_buffer(own_name(name), tensor.detach().clone())
 
     def _student_tensors(self) -> dict[str, Tensor]:
         student, network = self._whose
@@ -35,7 +35,7 @@ class Teacher(nn.Module):
         """(own, student's), found once: looking through all modules takes longer than the step of the average itself."""
         if not self._pairs:
             own = dict(self.named_buffers())
-            self._pairs = [(own[_own_name(name)], tensor) for name, tensor in self._student_tensors().items()]
+            self._pairs = [(own[own_name(name)], tensor) for name, tensor in self._student_tensors().items()]
         return self._pairs
 
     @torch.no_grad()
@@ -75,6 +75,6 @@ class Teacher(nn.Module):
             student.copy_(own)
 
 
-def _own_name(name: str) -> str:
-    """A buffer's name has no dots."""
+def own_name(name: str) -> str:
+    """Of the teacher's copy of a student's tensor: a buffer's name has no dots."""
     return name.replace(".", "/")

@@ -38,12 +38,21 @@ class Team:
         return np.concatenate(parts)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """In place, over all processes."""
+        """In place, over all processes. What is the same in all of them stays so to the last bit."""
         if self.size == 1:
             return
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
-            dist.all_reduce(tensor)
-            tensor /= self.size
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for alike in kinds.values():
+            own = torch.cat([tensor.flatten() for tensor in alike])
+            mains = own.clone()
+            dist.broadcast(mains, src=0)
+            difference = own - mains
+            dist.all_reduce(difference)
+            parts = torch.split(mains + difference / self.size, [tensor.numel() for tensor in alike])
+            for tensor, part in zip(alike, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
         """In place: what processes have computed alike, but perhaps not to the last bit."""

@@ -11,7 +11,7 @@ from certvol.config import TrainingConfig
 from certvol.data.batches import CyclePlan
 from certvol.inference import mixed_precision
 from certvol.methods.protocol import AdaptationMethod, Batch
-from certvol.nn import norm
+from certvol.nn.teacher import own_name
 from certvol.seeding import torch_generator, torch_seed
 from certvol.training.distributed import Team
 from certvol.training.recording import Recorder
@@ -124,6 +124,7 @@ class Stepper:
         self._start_momentum()
         self.optimizer.step()
         self.method.after_step()
+        self.even_out()
         if batch.adapting and self.method.teacher is not None:
             self.method.teacher.follow()
         return {name: term.detach() for name, term in terms.items()}
@@ -165,14 +166,15 @@ class Stepper:
             tables=tables,
         )
 
+    @torch.no_grad()
     def even_out(self) -> None:
-        """Over all processes, what each moves by its own rows: statistics, and what else a method keeps beside its weights."""
-        others = [
-            buffer
-            for name, buffer in self.method.named_buffers()
-            if buffer.is_floating_point() and not name.startswith("network.backbone.")
-        ]
-        self.team.average([*norm.statistics(self.method.network.backbone), *others])
+        """Over all processes, what each moves by its own rows: statistics, and what else a method keeps beside its weights. After
+        every step, so that it does not matter when a checkpoint is written."""
+        if self.team.size == 1:
+            return
+        weights = {own_name(name) for name, _ in self.method.named_parameters()}  # a teacher's are alike as they are
+        moved = {n: b for n, b in self.method.named_buffers() if n.removeprefix("teacher.") not in weights}
+        self.team.average(buffer for buffer in moved.values() if buffer.is_floating_point())
 
     def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:
         """The terms over all processes, as numbers: waits for the device."""

@@ -179,6 +179,7 @@ class Trainer:
                     norm.estimate_target_statistics(
                         self.method, batches, lambda images: self.method.logits(self.network.features(images))
                     )
+            self.stepper.even_out()
         self._start_teacher()
 
     def _start_teacher(self) -> None:
@@ -382,7 +383,6 @@ class Trainer:
                     self._save_if_due()
             self._stop_if_asked()
         self.position.cycle, self.position.step, self.state.plan = self.position.cycle + 1, 0, None
-        self.stepper.even_out()
 
     def _log(self, terms: dict[str, Tensor], batch: Batch, place: int, learning_rate: float) -> None:
         """The only place where training waits for the device."""
@@ -522,7 +522,6 @@ class Trainer:
     def _save(self) -> None:
         self._check_weights()
         self.run.check_present()
-        self.stepper.even_out()
         try:
             self.weights.write_kept()
             self.run.checkpoints.save(self._state())
