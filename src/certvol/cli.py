@@ -66,7 +66,12 @@ def _rank() -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     options = read(arguments)
-    return 0 if options is None else ACTIONS[options.command](options)
+    try:
+        return 0 if options is None else ACTIONS[options.command](options)
+    finally:
+        console = sys.modules.get("certvol.console")
+        if console is not None:  # before anything is said about the end
+            console.end_bars()
 
 
 class _Signals(StopSignal):

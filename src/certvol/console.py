@@ -14,6 +14,14 @@ from certvol.streams import LastingStderr
 
 PLAIN_SECONDS = 5.0  # between two plain progress lines
 
+_live_bars: list[Progress] = []  # one at most, but for a moment
+
+
+def end_bars() -> None:
+    """Whatever ended the work: a bar that is left hides the terminal's cursor for good."""
+    while _live_bars:
+        _live_bars.pop().stop()
+
 
 class ConsoleReporter:
     """Writes to stderr, so that what a command prints can be piped."""
@@ -44,7 +52,11 @@ class ConsoleReporter:
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[note]}", markup=False),
                 console=self.console,
+                # Rich would put a stream of its own in stderr's place, which writes to our console, which writes to stderr.
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
+            _live_bars.append(self.bar)
             self.bar.start()
             self.task = self.bar.add_task(what, total=total, note="")
 
@@ -69,7 +81,7 @@ class ConsoleReporter:
 
     def finish(self) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            end_bars()
             self.bar, self.task = None, None
         elif self.total > 0 and self.what:
             self._plain_line()
