@@ -225,8 +225,11 @@ def _check(options: argparse.Namespace) -> int:
     from certvol.data.check import check
     from certvol.data.check_features import check_features
     from certvol.data.feature_files import is_feature_file
+    from certvol.outputs import check_output
     from certvol.tables import write_text_anywhere
 
+    if options.json is not None:
+        check_output(options.json, "--json")
     of_features = is_feature_file(options.source) or is_feature_file(options.target)
     what = "rows" if of_features else "images"
     if of_features:
@@ -269,8 +272,11 @@ def _print_files(report: "CheckReport") -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     from certvol import api
     from certvol.console import ConsoleReporter, accuracy_rows, certainty_tables, percent, print_table
+    from certvol.outputs import check_output
     from certvol.tables import write_text_anywhere
 
+    if options.json is not None:
+        check_output(options.json, "--json")
     found = api.evaluate(
         options.run,
         options.data,
@@ -297,6 +303,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from certvol.console import ConsoleReporter, printable
+    from certvol.outputs import check_output
     from certvol.report import page, papers
     from certvol.report.records import read_record
 
@@ -305,6 +312,8 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError("a comparison of runs needs a place: add --out FILE, such as --out compared.html")
     if several and options.target is not None:
         raise UserError("--target is for the report of one run")
+    if options.out is not None:
+        check_output(options.out)
     records = [read_record(run) for run in options.runs]
     if several:
         place = page.write_comparison(records, options.out)

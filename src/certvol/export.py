@@ -31,6 +31,7 @@ from certvol.methods.protocol import AdaptationMethod
 from certvol.model import Model, load
 from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
+from certvol.outputs import check_output
 from certvol.training.checkpoint import FORMAT, write_atomically
 from certvol.training.run_folder import RunFolder
 
@@ -80,6 +81,7 @@ def export(run: str | Path, out: str | Path, format: Format = "onnx") -> dict[st
         raise UserError(f"there is no format `{format}` (formats: {', '.join(FORMATS)})")
     if format == "onnx":
         _need_onnx()
+    check_output(out)
     model = load(run, "cpu")
     metadata = describe(run, model)
     module = (Exported if metadata["input"] == "images" else ExportedHead)(model.method).eval()

@@ -15,6 +15,7 @@ from certvol.data.folders import printable, scan
 from certvol.errors import UserError
 from certvol.inference import run_batches
 from certvol.nn.norm import TARGET
+from certvol.outputs import check_output
 from certvol.reporting import Reporter
 from certvol.tables import predictions_csv, write_text_anywhere
 
@@ -48,6 +49,7 @@ class Predicted:
 
 
 def predict(request: Request, reporter: Reporter) -> Predicted:
+    check_output(request.out)
     rejection.check_options(request.coverage, request.min_certainty, request.rejected_dir)
     of_features = any(is_feature_file(word) for word in request.images)
     paths, problems = (list(request.images), []) if of_features else image_paths(request.images)

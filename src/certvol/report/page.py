@@ -21,6 +21,7 @@ from markupsafe import Markup
 from certvol.config import DataConfig
 from certvol.data.folders import printable
 from certvol.errors import CertvolError, Interrupted, UserError
+from certvol.outputs import check_output
 from certvol.report import figures, thumbnails
 from certvol.report.embedding import Embedding, embed
 from certvol.report.records import MEASURES, Images, Record, number, read_record, section
@@ -50,8 +51,7 @@ def write_comparison(runs: Sequence[str | Path | Record], out: str | Path) -> Pa
 
 
 def _write(page: str, place: Path) -> Path:
-    if place.is_dir():
-        raise UserError(f"{printable(str(place))} is a folder; give a file such as compared.html as --out")
+    check_output(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, page)

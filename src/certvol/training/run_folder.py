@@ -123,6 +123,15 @@ class RunFolder:
     def finished(self) -> bool:
         return self.model.exists()
 
+    def owns(self, path: Path) -> bool:
+        """Whether it is one of the files that make up this run. The report is not: it is made of them."""
+        if not (self.config.exists() and self.environment.exists()):
+            return False
+        folders = (self.cycles, self.checkpoints.folder)
+        files = {place for place in vars(self).values() if isinstance(place, Path)} - {self.path, *folders}
+        others = {self.journal.history, self.path / "lock", self.path / "warnings.jsonl"}
+        return path in files | others or any(path.is_relative_to(folder) for folder in folders)
+
     def check_free(self) -> None:
         """Refused for a new run: a folder that holds another one, or files of any other kind. A run that was killed before its
         settings were written has not begun."""
