@@ -98,3 +98,33 @@ def test_a_resumed_run_takes_nothing_else(run: certvol.Run, more: dict[str, obje
     with pytest.raises(UserError, match="as it was begun: give no other"):
         certvol.adapt(resume=run.path, **more)
     assert certvol.adapt(resume=run.path).path == run.path
+
+
+def test_a_list_of_arrays_is_refused_in_words(run: certvol.Run) -> None:
+    with pytest.raises(UserError, match="found one ndarray among them"):
+        certvol.load(run.path).predict([np.zeros((8, 8, 3), np.uint8)])
+
+
+def test_the_api_is_what_a_shell_completes() -> None:
+    assert {"adapt", "load", "evaluate"} <= set(dir(certvol))
+    assert not {"Any", "import_module"} & set(dir(certvol))
+    assert all(hasattr(certvol, name) for name in dir(certvol))
+
+
+def test_a_run_leaves_the_callers_random_numbers_alone(run: certvol.Run, tmp_path: Path) -> None:
+    folders = [run.path.parent / name for name in ("source", "target")]
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    certvol.adapt(*folders, out=tmp_path / "run", **tiny())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_method_may_be_given_by_its_name(run: certvol.Run, tmp_path: Path) -> None:
+    folders = [run.path.parent / name for name in ("source", "target")]
+    again = certvol.adapt(
+        *folders, out=tmp_path / "run", method="basic", **tiny(method__name="basic") | {"training.cycles": 1}
+    )
+    assert again.model().config.method_name == "basic"
+    with pytest.raises(UserError, match="cvpp"):
+        certvol.adapt(*folders, out=tmp_path / "other", method="cvpp")

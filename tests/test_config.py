@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from certvol.config import PRESETS, SECTIONS, read_settings_file, resolve
+from certvol.config import PRESETS, SECTIONS, list_settings, read_settings_file, resolve
 from certvol.errors import Interrupted, UserError
 from certvol.methods import config_classes
 
@@ -172,3 +172,13 @@ def test_a_stop_while_settings_are_read_is_no_fault_of_theirs(tmp_path: Path, mo
     monkeypatch.setattr("yaml.safe_load", stopped)
     with pytest.raises(Interrupted):
         read_settings_file(file)
+
+
+def test_the_list_of_settings_says_what_stands_beside_them() -> None:
+    rows = {(name, what.partition(":")[0]): (default, what) for name, default, what in list_settings(METHODS)}
+    assert rows["method.samples_weight", "of cvp"] == ("0.5", "of cvp: alpha; 0: the samples only form sigma's target")
+    assert rows["method.antagonistic", "of cvp"][0] == "true"
+    assert rows["method.samples_width", "of cvp"][0] == "1.0"
+    defaults = {name: default for name, default, _ in list_settings(METHODS) if not name.startswith("method.")}
+    assert (defaults["data.source"], defaults["data.workers"], defaults["guard.patience"]) == ("null", "0", "2")
+    assert not any("\n" in what or "  " in what for _, _, what in list_settings(METHODS))

@@ -167,6 +167,8 @@ def _lines_of_the_readme() -> dict[str, int]:
 def test_the_readme_names_every_module_below_those_it_imports() -> None:
     listed = _lines_of_the_readme()
     files = {name for name, path in MODULES.items() if path.stem not in ("__init__", "__main__")}
-    assert set(listed) == files
+    assert (
+        {name for name in files if not name.startswith("methods.")} <= set(listed) <= files
+    )  # a new method is one file
     upward = [(user, used) for user in listed for used in IMPORTS[user] & set(listed) if listed[used] > listed[user]]
     assert upward == []

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from certvol.cli import ACTIONS, _Signals, run
 from certvol.console import ConsoleReporter
+from images import write_domain
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 COMMAND = f"{sys.executable} -m certvol"
@@ -27,6 +29,18 @@ def test_a_closed_stdout_is_no_fault() -> None:
 
 def test_a_closed_stderr_leaves_the_exit_code() -> None:
     assert shell(f"{COMMAND} list nothing 2>&-").returncode == 2
+
+
+def test_names_that_the_encoding_has_no_letters_for_are_escaped(tmp_path: Path) -> None:
+    write_domain(tmp_path / "source")
+    (tmp_path / "source" / "apple").rename(tmp_path / "source" / "äpple")
+    done = shell(f"cd {tmp_path} && LC_ALL=C PYTHONIOENCODING=ascii {COMMAND} check --source source --target source")
+    assert done.returncode == 0, done.stderr
+    assert r"\xe4pple" in done.stdout
+
+
+def test_the_version_is_told() -> None:
+    assert re.fullmatch(r"certvol \d+\.\d+\.\d+\S*\n", shell(f"{COMMAND} --version").stdout)
 
 
 @needs_full

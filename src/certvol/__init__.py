@@ -14,6 +14,10 @@ __all__ = ["Model", "Prediction", "Run", "adapt", "evaluate", "load"]
 _HOME = {"Run": "api", "adapt": "api", "evaluate": "api", "Model": "model", "Prediction": "model", "load": "model"}
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__"]
+
+
 def __getattr__(name: str) -> Any:
     """On first use: `import certvol` and `certvol --help` do without torch."""
     if name in _HOME:

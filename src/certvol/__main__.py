@@ -12,9 +12,10 @@ def run(words: list[str]) -> int:
 
 
 def main() -> None:
-    from certvol.streams import open_closed_streams
+    from certvol.streams import escape_the_unprintable, open_closed_streams
 
     open_closed_streams()
+    escape_the_unprintable()
     code = run(sys.argv[1:])
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # torch's threads of a team may abort a process that ends the usual way; all files are written by now.

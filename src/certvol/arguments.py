@@ -3,6 +3,7 @@
 import argparse
 import difflib
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from typing import Any, NoReturn
 
 from certvol.errors import UserError
@@ -63,12 +64,20 @@ def given_settings(options: argparse.Namespace, shorthands: Iterable[tuple[str, 
     return settings
 
 
+def _version() -> str:
+    try:
+        return metadata.version("certvol")
+    except metadata.PackageNotFoundError:
+        return "of a folder that is not installed"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="certvol",
         description="Labelled source images and unlabelled target images in; a classifier for the target with a certainty per "
         "image out.",
     )
+    parser.add_argument("--version", action="version", version=f"certvol {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for add in _ARGUMENTS.values():
         add(commands)

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -265,15 +266,30 @@ def list_settings(methods: Mapping[str, type]) -> list[tuple[str, str, str]]:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
                 texts[statement.target.id] = str(following.value.value) if is_text else ""  # type: ignore[attr-defined]
-        rows += [(f"{section}.{f.name}", str(f.default), texts[f.name]) for f in dataclasses.fields(cls)]
+        rows += [(f"{section}.{f.name}", _default(f), " ".join(texts[f.name].split())) for f in dataclasses.fields(cls)]
     rows.append(("method.name", "cvp", "which method adapts: `certvol list methods`"))
     for name, cls in methods.items():
-        rows += [(f"method.{f.name}", str(f.default), f"of {name}") for f in dataclasses.fields(cls)]
+        remarks = _remarks(cls)
+        for f in dataclasses.fields(cls):
+            told = f": {remarks[f.name]}" if f.name in remarks else ""
+            rows.append((f"method.{f.name}", _default(f), f"of {name}{told}"))
     return rows
 
 
+def _default(field: "dataclasses.Field[Any]") -> str:
+    """As a YAML file has it, but for the quotes."""
+    default = field.default
+    return "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _remarks(cls: type) -> dict[str, str]:
+    """What stands behind the fields of a method's settings."""
+    found = (re.match(r"\s*(\w+): .*\S  # (.+)", line) for line in inspect.getsource(cls).splitlines())
+    return {match[1]: match[2] for match in found if match}
+
+
 def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """{"training": {"cycles": 4}} and {"training.cycles": 4} alike become the latter."""
+    """{"training": {"cycles": 4}} and {"training.cycles": 4} alike become the latter; "method" alone is its name."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if not isinstance(key, str):
@@ -284,6 +300,8 @@ def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
             flat[key] = value
         elif value is None and (key in SECTIONS or key == "method"):
             continue  # an empty section of a YAML file
+        elif key == "method" and isinstance(value, str):
+            flat["method.name"] = value
         else:
             raise UserError(f"{where}: expected `{key}` to be a section with settings, found {shown(value)}")
     return flat

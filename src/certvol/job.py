@@ -95,7 +95,8 @@ class Job:
 
     def run_to_end(self) -> Run:
         try:
-            return self._run_to_end()
+            with torch.random.fork_rng(devices=[]):  # whoever calls keeps their own random numbers, on the CPU at least
+                return self._run_to_end()
         except torch.OutOfMemoryError:
             training, on_gpu = self.config.training, True
         except RuntimeError as error:

@@ -123,6 +123,11 @@ class Model:
         try:
             if isinstance(image, Image.Image):
                 return square(image, size, most)
+            if not isinstance(image, str | os.PathLike):
+                raise UserError(
+                    f"expected paths or PIL images, found one {type(image).__name__} among them; pixels are given as one uint8 "
+                    "tensor or array, N x H x W x 3"
+                )
             return decode(read_file(Path(image), most)[0], size, most)
         except UnreadableImage as error:
             raise UserError(f"{printable(str(image))} is no image that can be read: {error}") from None

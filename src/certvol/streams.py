@@ -19,6 +19,12 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
+def escape_the_unprintable() -> None:
+    """Names that a terminal's or a pipe's encoding has no letters for are escaped, as stderr does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def silence(stream: TextIO) -> None:
     """What it still holds goes nowhere: else Python tries once more at exit, complains, and exits with 120."""
     with contextlib.suppress(OSError, ValueError):

@@ -9,11 +9,12 @@ import pytest
 from safetensors.torch import load_file
 
 import certvol
-from certvol.config import Selector
+from certvol.config import GuardConfig, Selector
 from certvol.errors import Interrupted, UserError
 from certvol.selection import SELECTORS
 from certvol.stopping import StopSignal
 from certvol.training.choice import Choice
+from certvol.training.guard import Guard
 from images import tiny, write_domain
 
 ONE = np.ones((1, 2), np.float32)
@@ -34,6 +35,17 @@ def test_the_best_so_far_and_among_equals_the_newest() -> None:
     ]
     assert won == [["bnm", "entropy"], ["bnm", "entropy"], ["bnm"], ["entropy"]]
     assert choice.best == {"bnm": (3, 3), "entropy": (4, -4)}
+
+
+def test_the_guards_own_score_chooses_alike() -> None:
+    guard = Guard(GuardConfig())
+    scores = {"mutual_information": 1.0, "classes_in_use": 3.0, "source_accuracy": None}
+    guard.start(scores)
+    won = [
+        guard.look(cycle, {**scores, "mutual_information": value})[1] for cycle, value in ((1, 1.0), (2, 1.0), (3, 0.9))
+    ]
+    assert won == [True, True, False]
+    assert guard.best_cycle == 2
 
 
 def test_a_score_that_is_missing_chooses_nothing() -> None:

@@ -5,11 +5,12 @@ and matched back to them, gives the pseudo-labels; images further than `max_dist
 with fewer than `min_images`, are left out. Loss: cross-entropy on the source + `weight` * CDD, the contrastive domain
 discrepancy of the batch: kernel discrepancy within classes minus that between classes, on the feature and on the class
 probabilities.
-Deliberate differences: cross-entropy is of the source rows of the same class-aware batch (published: of another batch,
-so twice the cost); the common network, pretraining and schedule (published: one linear layer, ten times its rate,
-layers up to the first block fixed, ImageNet weights to begin with). Published with `model.norm dsbn`. `classes: all`
-divides CDD by the number of all classes and their pairs, as the published code does; `batch` by those in the batch, as
-the paper writes it.
+Deliberate differences: cross-entropy is of the source rows of the same class-aware batch (published: of another batch, so
+twice the cost); the common network, pretraining and schedule (published: one linear layer, ten times its rate, layers up to
+the first block fixed, ImageNet weights to begin with); a class that is left out still has its turn in the batches, with
+source images in the place of its target ones, which then count in the cross-entropy (published: no turn). Published with
+`model.norm dsbn`. `classes: all` divides CDD by the number of all classes and their pairs, as the published code does;
+`batch` by those in the batch, as the paper writes it.
 """
 
 from collections.abc import Sequence

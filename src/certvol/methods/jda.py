@@ -3,9 +3,11 @@
 Implemented: on fixed features (of pretrained weights, or else those that pretraining has made):
 rows of unit length; the projection in which the means of the domains and, by pseudo-labels, of the classes agree
 while the variance is kept; ten rounds of it; the class of the nearest projected source row.
-Differences: the eigenproblem is solved at D dimensions by the closed inverse root of its low-rank side (equal results, see the
-tests); rounds end early where no pseudo-label changes; a class without pseudo-labels counts for nothing in a round; logits are
-minus the squared distance to each class's nearest row, whose argmax is the nearest neighbour's class.
+Differences: the eigenproblem is solved at D dimensions by the closed inverse root of its low-rank side (equal results, see
+the tests); its vectors are scaled so that the projected variance is what the eigenvalue says, where the usual code has
+vectors of unit length (lengths differ by a few per cent, which the nearest neighbour of a few rows notices); rounds end early
+where no pseudo-label changes; a class without pseudo-labels counts for nothing in a round; logits are minus the squared
+distance to each class's nearest row, whose argmax is the nearest neighbour's class.
 """
 
 from dataclasses import dataclass

@@ -122,7 +122,10 @@ class AdaptationMethod(nn.Module, ABC):
 
     @abstractmethod
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars by name, as they are logged; their sum, weighted by `term_weights`, is minimised."""
+        """Scalars by name, as they are logged; their sum, weighted by `term_weights`, is minimised.
+
+        A batch, or a process's share of one, may have no row of a domain or of a class: the same terms, finite, are then
+        expected (`losses.mean_cross_entropy` is 0 of no rows, where a plain mean is none)."""
 
     @property
     def term_weights(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ class Guard:
             return signs, False
         self.collapsed_in_a_row = 0
         score = scores[GUARDS_SCORE]
-        better = score is not None and score > self.best_score
+        better = score is not None and score >= self.best_score  # among equals the newest, as with every score
         if better and score is not None:
             self.best_cycle, self.best_score = cycle, score
         return [], better
