@@ -37,9 +37,23 @@ def membership(labels_N: Tensor, num_classes: int) -> Tensor:
     return (labels_N[:, None] == torch.arange(num_classes, device=labels_N.device)).float()
 
 
+def mean_or_zero(values_N: Tensor) -> Tensor:
+    """0 of no rows, which a batch, or a process's share of one, may be left with."""
+    return values_N.sum() / max(1, len(values_N))
+
+
 def mean_cross_entropy(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
-    """Averaged over the images; 0 of none, which a process of several may be left with."""
-    return cross_entropy(logits_NC, labels_N).sum() / max(1, len(labels_N))
+    """Averaged over the images; 0 of none."""
+    return mean_or_zero(cross_entropy(logits_NC, labels_N))
+
+
+def class_means(rows_ND: Tensor, labels_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """(means C x D, whether a class is there: 0 or 1). The mean of an absent class is 0."""
+    one_hot_CN = membership(labels_N, num_classes).T
+    count_C = one_hot_CN.sum(dim=1)
+    with _full_precision(rows_ND):
+        means_CD = one_hot_CN @ rows_ND.float() / count_C.clamp(min=1)[:, None]
+    return means_CD, (count_C > 0).float()
 
 
 def ramp(progress: Tensor, steepness: float = 10.0) -> Tensor:

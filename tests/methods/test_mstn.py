@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import references
-from certvol.methods.mstn import class_means
+from certvol.losses import class_means
 from certvol.methods.protocol import Batch
 from methods.plain_steps import (
     Weights,

@@ -22,7 +22,7 @@ def test_a_batch_holds_the_images_it_names_each_in_one_of_its_views() -> None:
     whole = np.array([4, 0, 2, 5, 5, 1])
     seen: set[tuple[float, float]] = set()
     for seed in range(60):
-        batch = VIEWS.training_batch(whole, 3, np.arange(6), 3, torch.Generator().manual_seed(seed))
+        batch = VIEWS.training_batch(whole, np.arange(6), 3, torch.Generator().manual_seed(seed))
         assert batch[:, 0].tolist() == [4, 0, 2, 105, 105, 101]
         seen |= {(float(image), float(view)) for image, view in batch}
     assert {view for image, view in seen if image < 100} == {0, 1, 2}
@@ -31,15 +31,15 @@ def test_a_batch_holds_the_images_it_names_each_in_one_of_its_views() -> None:
 
 def test_a_view_depends_on_its_place_in_the_whole_batch_alone() -> None:
     whole, rows = np.array([4, 0, 2, 5, 5, 1]), np.array([1, 2, 4, 5])
-    all_rows = VIEWS.training_batch(whole, 3, np.arange(6), 3, torch.Generator().manual_seed(0))
-    part = VIEWS.training_batch(whole, 3, rows, 2, torch.Generator().manual_seed(0))
+    all_rows = VIEWS.training_batch(whole, np.arange(6), 3, torch.Generator().manual_seed(0))
+    part = VIEWS.training_batch(whole, rows, 2, torch.Generator().manual_seed(0))
     assert torch.equal(part, all_rows[rows])
 
 
 def test_batches_of_one_domain_only() -> None:
     generator = torch.Generator().manual_seed(0)
-    assert VIEWS.training_batch(np.array([1, 3]), 2, np.arange(2), 2, generator)[:, 0].tolist() == [1, 3]
-    assert VIEWS.training_batch(np.array([1, 3]), 0, np.arange(2), 0, generator)[:, 0].tolist() == [101, 103]
+    assert VIEWS.training_batch(np.array([1, 3]), np.arange(2), 2, generator)[:, 0].tolist() == [1, 3]
+    assert VIEWS.training_batch(np.array([1, 3]), np.arange(2), 0, generator)[:, 0].tolist() == [101, 103]
 
 
 def test_test_views_are_the_first_ones() -> None:

@@ -20,20 +20,11 @@ import torch
 from torch import Tensor
 
 from certvol.bounds import bounded
-from certvol.losses import domain_confusion, mean_cross_entropy, membership, ramp
+from certvol.losses import class_means, domain_confusion, mean_cross_entropy, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import bottleneck
 from certvol.nn.adversary import DomainDiscriminator, reverse_gradient
 from certvol.nn.network import Network
-
-
-def class_means(rows_NB: Tensor, labels_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """(means C x B, whether a class is there: 0 or 1). The mean of an absent class is 0."""
-    one_hot_CN = membership(labels_N, num_classes).T
-    count_C = one_hot_CN.sum(dim=1)
-    with torch.autocast(rows_NB.device.type, enabled=False):
-        means_CB = one_hot_CN @ rows_NB.float() / count_C.clamp(min=1)[:, None]
-    return means_CB, (count_C > 0).float()
 
 
 class Method(AdaptationMethod):

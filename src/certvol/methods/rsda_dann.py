@@ -25,7 +25,7 @@ from torch import Tensor
 
 from certvol.bounds import bounded
 from certvol.clusters import class_sums, gaussian_uniform_posterior
-from certvol.losses import domain_confusion, entropy, mean_cross_entropy, ramp
+from certvol.losses import domain_confusion, entropy, mean_cross_entropy, mean_or_zero, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
 from certvol.nn.adversary import reverse_gradient
 from certvol.nn.network import Network
@@ -107,7 +107,7 @@ class Method(AdaptationMethod):
             p_NC = logits_NC[split:].softmax(dim=1)
             terms["pseudo_labels"] = robust_loss(p_NC, labels_N[split:], batch.tables["weights"])
             unsure_N = entropy(self.head.classify(z_ND[split:], frozen=True).softmax(dim=1))
-            terms["entropy"] = rising * (batch.tables["in_rounds"] * unsure_N).sum() / max(1, len(unsure_N))
+            terms["entropy"] = rising * mean_or_zero(batch.tables["in_rounds"] * unsure_N)
             terms |= self.further_terms(batch, z_ND, logits_NC, rising)
         return terms
 

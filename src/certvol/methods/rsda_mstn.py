@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from certvol.bounds import bounded
-from certvol.losses import membership
+from certvol.losses import class_means
 from certvol.methods import rsda_dann
 from certvol.methods.protocol import Batch
 from certvol.nn.network import Network
@@ -24,10 +24,8 @@ from certvol.nn.sphere import unit
 
 def moved_centroids(centroids_CD: Tensor, rows_ND: Tensor, labels_N: Tensor, share: float) -> Tensor:
     """(1 - share) of the old + share of the class's mean; as before for a class without rows."""
-    member_NC = membership(labels_N, len(centroids_CD))
-    counts_C1 = member_NC.sum(dim=0)[:, None]
-    means_CD = member_NC.T @ rows_ND / counts_C1.clamp(min=1)
-    return torch.where(counts_C1 > 0, (1 - share) * centroids_CD + share * means_CD, centroids_CD)
+    means_CD, there_C = class_means(rows_ND, labels_N, len(centroids_CD))
+    return torch.where(there_C[:, None] > 0, (1 - share) * centroids_CD + share * means_CD, centroids_CD)
 
 
 def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> Tensor:

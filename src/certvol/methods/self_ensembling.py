@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from certvol.bounds import bounded
-from certvol.losses import mean_cross_entropy
+from certvol.losses import mean_cross_entropy, mean_or_zero
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.network import Network
 from certvol.nn.teacher import Teacher
@@ -27,7 +27,7 @@ from certvol.nn.teacher import Teacher
 
 def consistency(student_NC: Tensor, teacher_NC: Tensor, sure_N: Tensor) -> Tensor:
     """Mean over all rows of the squared difference, counted where the teacher is sure; 0 of no rows."""
-    return (sure_N * (student_NC - teacher_NC).square().mean(dim=1)).sum() / max(1, len(sure_N))
+    return mean_or_zero(sure_N * (student_NC - teacher_NC).square().mean(dim=1))
 
 
 def class_balance(probabilities_NC: Tensor, quirk: bool = False) -> Tensor:
@@ -88,5 +88,5 @@ class Method(AdaptationMethod):
                 taught_NC = student_NC.detach()
             sure_N = (taught_NC.amax(dim=1) > self.config.threshold).float() if len(taught_NC) > 0 else taught_NC.sum(1)
             terms["consistency"] = consistency(student_NC, taught_NC, sure_N)
-            terms["balance"] = class_balance(student_NC, self.config.quirks) * sure_N.sum() / max(1, len(sure_N))
+            terms["balance"] = class_balance(student_NC, self.config.quirks) * mean_or_zero(sure_N)
         return terms

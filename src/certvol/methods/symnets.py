@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.bounds import bounded
-from certvol.losses import mean_cross_entropy, ramp
+from certvol.losses import mean_cross_entropy, mean_or_zero, ramp
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn.heads import Classifier
 from certvol.nn.network import Network
@@ -48,10 +48,6 @@ def pair_entropy(logits_NE: Tensor) -> Tensor:
     """Of each row: the entropy of P_s + P_t, the two halves' probabilities added class by class."""
     log_NC = torch.logaddexp(*logits_NE.log_softmax(dim=1).chunk(2, dim=1))
     return -(log_NC.exp() * log_NC).sum(dim=1)
-
-
-def _mean(values_N: Tensor) -> Tensor:
-    return values_N.sum() / max(1, len(values_N))
 
 
 class Method(AdaptationMethod):
@@ -94,10 +90,10 @@ class Method(AdaptationMethod):
         category_twin = mean_cross_entropy(shared_NE[:labelled], labels + num_classes)
         return {
             "ce": self._both_cross_entropies(own_NE[:labelled], labels),
-            "discrimination": -_mean(as_source_N[:split]) - _mean(as_target_N[split:]),
+            "discrimination": -mean_or_zero(as_source_N[:split]) - mean_or_zero(as_target_N[split:]),
             "category_confusion": (category + category_twin) / 2,
-            "domain_confusion": -rate * _mean(confused_S + confused_T) / 2,
-            "entropy": rate * _mean(pair_entropy(shared_NE[split:])),
+            "domain_confusion": -rate * mean_or_zero(confused_S + confused_T) / 2,
+            "entropy": rate * mean_or_zero(pair_entropy(shared_NE[split:])),
         }
 
     def _both_cross_entropies(self, logits_NE: Tensor, labels_N: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from certvol.bounds import bounded
 from certvol.clusters import class_sums
-from certvol.losses import cross_entropy, smoothed_cross_entropy, squared_distances
+from certvol.losses import cross_entropy, mean_or_zero, smoothed_cross_entropy, squared_distances
 from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
 from certvol.nn.network import Network
 
@@ -107,5 +107,5 @@ class Method(AdaptationMethod):
             aligned_N = feature_alignment(
                 features_ND[split:], means_CD, batch.tables["soft_labels"], self.config.double_softmax
             )
-            terms["alignment"] = aligned_N.sum() / max(1, len(aligned_N))
+            terms["alignment"] = mean_or_zero(aligned_N)
         return terms

@@ -44,9 +44,7 @@ class FeatureViews:
     def __init__(self, source: FeatureStore, target: FeatureStore) -> None:
         self.source, self.target, self.device = source, target, source.device
 
-    def training_batch(
-        self, whole_N: Indices, num_source: int, rows: Indices, own_source: int, generator: torch.Generator
-    ) -> Tensor:
+    def training_batch(self, whole_N: Indices, rows: Indices, own_source: int, generator: torch.Generator) -> Tensor:
         """As `Views.training_batch`: a view depends on its place in the whole batch alone."""
         images_N, shares_N = whole_N[rows], _draw(len(whole_N), generator)[rows]
         features = []

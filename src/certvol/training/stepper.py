@@ -148,13 +148,13 @@ class Stepper:
         other_images_NCHW = None
         if adapting and self.method.views_per_image > 1:
             others = torch_generator("cpu", seed, _stream("views.other", adapting), place)
-            other_images_NCHW = self.views.training_batch(whole, num_source, rows, own_source, others)
+            other_images_NCHW = self.views.training_batch(whole, rows, own_source, others)
         tables: dict[str, Tensor] = {}
         if adapting and self.tables:
             target_N = torch.from_numpy(whole[rows[own_source:]]).to(device, non_blocking=True)
             tables = {name: table[target_N] for name, table in self.tables.items()}
         return Batch(
-            images_NCHW=self.views.training_batch(whole, num_source, rows, own_source, views),
+            images_NCHW=self.views.training_batch(whole, rows, own_source, views),
             labels_N=torch.from_numpy(plan.labels_SN[index][rows]).to(device, non_blocking=True),
             num_source=own_source,
             rows=torch.from_numpy(rows),

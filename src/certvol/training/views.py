@@ -27,7 +27,7 @@ class Batches(Protocol):
     @property
     def target(self) -> Sized: ...
     def training_batch(
-        self, whole_N: Indices, num_source: int, rows: Indices, own_source: int, generator: torch.Generator
+        self, whole_N: Indices, rows: Indices, own_source: int, generator: torch.Generator
     ) -> Tensor: ...
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor: ...
     def test_batches(self, domain: int, images_N: Indices, batch_size: int) -> Iterator[Tensor]: ...
@@ -46,10 +46,8 @@ class Views:
         """Convolutions on a GPU are faster on channels-last images."""
         return images_NCHW.to(memory_format=torch.channels_last) if self.device.type == "cuda" else images_NCHW
 
-    def training_batch(
-        self, whole_N: Indices, num_source: int, rows: Indices, own_source: int, generator: torch.Generator
-    ) -> Tensor:
-        """Rows `rows` of the batch `whole_N`, whose first `num_source` images are of the source; `own_source` of them are.
+    def training_batch(self, whole_N: Indices, rows: Indices, own_source: int, generator: torch.Generator) -> Tensor:
+        """Rows `rows` of the batch `whole_N`, of which the first `own_source` are of the source.
 
         `generator`, on the CPU, draws the views of the whole batch, so that a view depends on its place in it alone.
         """
