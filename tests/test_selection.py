@@ -156,3 +156,4 @@ def test_spreading_over_classes_the_pretrained_model_hardly_saw(
     scores = {"classes_in_use": now, "agreement_with_pretrained": agree}
     sign = selection.sign_of_spreading(scores, {"classes_in_use": before})
     assert (sign is not None) == said
+    assert selection.tells_of_spreading(sign or "cycle 1: predictions have fallen onto 1.0 classes") == said

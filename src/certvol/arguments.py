@@ -270,8 +270,12 @@ def _report(commands: _Commands) -> None:
         "report", help="one page to look at a run, or to compare several; it needs no network and no other file"
     )
     command.add_argument("runs", nargs="+", metavar="RUN")
-    command.add_argument("--out", metavar="FILE", help="where to write a comparison; a single run has RUN/report.html")
-    command.add_argument("--figures", action="store_true", help="also each figure as PNG and SVG, in RUN/figures/")
+    command.add_argument(
+        "--out", metavar="FILE", help="where to write the page, by default RUN/report.html; a comparison needs it"
+    )
+    command.add_argument(
+        "--figures", action="store_true", help="also each figure as PNG and SVG, in figures/ beside the page"
+    )
     command.add_argument("--target", metavar="FOLDER", help="where the target images are now, if they were moved")
 
 

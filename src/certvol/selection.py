@@ -13,6 +13,7 @@ Probabilities = NDArray[np.float32]
 _TINY = 1e-12
 CLEARLY = 0.05
 SPREADING, STILL_ALIKE = 1.3, 0.75
+_SPREADS = "predictions now use"
 SND_TEMPERATURE, SND_ROWS = 0.05, 512
 SND_IMAGES = 512  # per cycle: its cost grows with the square of their number
 
@@ -149,10 +150,16 @@ def sign_of_spreading(scores: Mapping[str, float | None], pretrained: Mapping[st
     if now is None or before is None or agree is None or now < SPREADING * before or agree > STILL_ALIKE:
         return None
     return (
-        f"predictions now use {now:.1f} classes, the pretrained model's {before:.1f}, and the two agree on {agree:.0%} of the "
-        "images. If the target lacks classes of the source or has few images of them, adaptation has done harm: look at some "
+        f"{_SPREADS} {now:.1f} classes, the pretrained model's {before:.1f}, and the two agree on {agree:.0%} of the images. "
+        "That is a gain where the shift between the domains had hidden classes, and harm where the target lacks classes of "
+        "the source or has few images of them. Training, which sees no target labels, cannot tell which: look at some "
         "predictions, and compare with `--method source_only`"
     )
+
+
+def tells_of_spreading(warning: str) -> bool:
+    """Whether this is what `sign_of_spreading` says."""
+    return warning.startswith(_SPREADS)
 
 
 def choose_mode(mixed: float | None, per_domain: float | None, num_classes: int) -> int:

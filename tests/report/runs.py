@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +34,13 @@ NASTY = [
 def naive_first(share: float, count: int) -> int:
     """How many images at least make this share, counted up one by one."""
     return next(k for k in range(1, count + 1) if k / count >= share - 1e-9)
+
+
+@contextmanager
+def rewrite_json(file: Path) -> Iterator[dict[str, Any]]:
+    content = json.loads(file.read_text())
+    yield content
+    file.write_text(json.dumps(content))
 
 
 @dataclass

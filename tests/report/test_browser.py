@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from certvol.report import page
+from certvol.report.records import MEASURES
 from certvol.reporting import Silent
 from report.browser import Browser
-from report.runs import NASTY, MadeRun, make_run
+from report.runs import NASTY, MadeRun, make_run, rewrite_json
 
 
 def _open(browser: Browser, made: MadeRun, **look: object) -> None:
@@ -82,6 +83,102 @@ def test_the_labels_of_bars_are_whole_at_any_width(browser: Browser, tmp_path: P
         assert all(0 <= left < right <= width for left, right in edges)
         lines = f"{told}.filter((t) => t.classList.contains('strong')).map((t) => t.getBoundingClientRect().top)"
         assert len(set(browser.run(lines))) == len(labels)
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_no_point_covers_the_value_beside_it(browser: Browser, tmp_path: Path, width: int) -> None:
+    made = make_run(tmp_path, features=False)
+    with rewrite_json(made.path / "metrics.json") as metrics:
+        metrics["adapted"]["per_class"] = dict.fromkeys(made.classes, 1.0)
+    _open(browser, made, width=width, height=844)
+    box = "getBoundingClientRect()"
+    svg = "document.querySelectorAll('#figure-per-class svg"
+    points = browser.run(f"[...{svg} circle')].map((c) => c.{box}.right)")
+    told = f"[...{svg} text')].filter((t) => t.textContent === '100.0 %')"
+    values = browser.run(f"{told}.map((t) => [t.{box}.left, t.{box}.right])")
+    assert len(points) == 6
+    assert len(values) == 3
+    assert all(max(points) < left < right <= width for left, right in values)
+
+
+def test_correlations_have_two_decimals(browser: Browser, tmp_path: Path) -> None:
+    made = make_run(tmp_path, features=False)
+    with rewrite_json(made.path / "evaluation.json") as evaluation:
+        evaluation["correlations"] = {"pearson": {"logit": 0.81, "entropy": 0.0841, "mcd_mu": -0.001}}
+    _open(browser, made)
+    texts = browser.run(
+        "[...document.querySelectorAll('#figure-correlations svg rect')].map((r) => r.previousSibling)"
+        ".filter((t) => t.tagName === 'text').map((t) => t.textContent)"
+    )
+    assert texts == ["0.81", "0.08", "0.00"]
+    cells = "[...document.querySelectorAll('#figure-correlations tbody td')].map((c) => c.textContent)"
+    assert browser.run(cells) == ["0.81", "0.08", "0.00"]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("width", [500, 830, 1165, 1280])
+def test_the_controls_show_their_choice_whole(browser: Browser, tmp_path: Path, width: int, labelled: bool) -> None:
+    _open(browser, make_run(tmp_path, count=12, features=False, labelled=labelled), width=width)
+    longest = max((MEASURES[name].title for name in MEASURES), key=len)
+    browser.run(f"document.getElementById('measure').append(new Option('{longest}'))")
+    cut = browser.run(
+        "[...document.querySelectorAll('.controls select')].filter((e) => {"
+        "const wide = e.offsetWidth; e.style.width = 'max-content';"
+        "const asked = e.offsetWidth; e.style.width = ''; return asked > wide; }).map((e) => e.id)"
+    )
+    assert cut == []
+
+
+@pytest.mark.parametrize(("count", "most", "least"), [(28, 14, 14), (27, 14, 13), (1, 1, 0), (60, 20, 20)])
+def test_no_image_is_among_the_most_and_the_least_certain(
+    browser: Browser, tmp_path: Path, count: int, most: int, least: int
+) -> None:
+    _open(browser, make_run(tmp_path, count=count, features=False))
+    top, bottom = (
+        browser.run(f"[...document.querySelectorAll('#{id} .picture')].map((b) => b.title)") for id in ("top", "bottom")
+    )
+    assert (len(top), len(bottom)) == (most, least)
+    assert set(top).isdisjoint(bottom)
+    assert (browser.text("#bottom") == "There is no other image.") == (least == 0)
+    browser.choose("#coverage", "100")
+    browser.choose("#state", "rejected")
+    assert browser.text("#top") == browser.text("#bottom") == "No image is left by these filters."
+    _quiet(browser)
+
+
+def test_the_gallery_is_as_high_as_its_rows_and_no_higher_than_the_screen_allows(
+    browser: Browser, tmp_path: Path
+) -> None:
+    heights = "['grid', 'rows'].map((id) => document.getElementById(id).clientHeight)"
+    _open(browser, make_run(tmp_path / "few", count=28, features=False))
+    grid, rows = browser.run(heights)
+    assert grid == rows == 3 * 124 + 16
+    browser.choose("#state", "rejected")
+    assert browser.run(heights) == [124 + 16] * 2
+    browser.choose("#state", "")
+    assert browser.run(heights) == [grid, rows]
+    assert browser.count("#rows .picture") == 28
+    _open(browser, make_run(tmp_path / "many", count=300, features=False))
+    grid, rows = browser.run(heights)
+    assert grid <= 560 < rows
+
+
+@pytest.mark.parametrize("coverage", ["100", "92.5", "90", "33.5", "0.5"])
+def test_the_command_asks_for_what_the_slider_shows(browser: Browser, tmp_path: Path, coverage: str) -> None:
+    made = make_run(tmp_path, count=28, features=False)
+    _open(browser, made)
+    browser.choose("#coverage", coverage)
+    share = float(browser.text("#command").rpartition("--coverage ")[2])
+    assert share == float(coverage) / 100
+    assert browser.text("#coverage-shown") == f"{100 * share:.1f} %"
+    accepted = int(made.accepted(share).sum())
+    assert browser.text("#accepted") == str(accepted)
+    assert browser.text("#accepted-hint") == f"of 28 images, {100 * accepted / 28:.1f} %"
+    spoken = browser.run("document.getElementById('coverage').getAttribute('aria-valuetext')")
+    assert spoken == f"{100 * share:.1f} %, {accepted} of 28 images accepted"
+    browser.choose("#threshold", "1.0")
+    reached = float((made.sigma_N >= 1.0).mean())
+    assert browser.text("#coverage-shown") == f"{100 * reached:.1f} %"
 
 
 @pytest.mark.parametrize("coverage", ["100", "90", "62.5", "33.5", "0.5"])

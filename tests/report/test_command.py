@@ -49,8 +49,16 @@ def test_one_run_and_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (made.path / "report.html").exists()
     assert (made.path / "figures" / "sigma.svg").exists()
     assert "20 figures for papers" in said
-    assert run(["report", str(made.path), "--out", str(tmp_path / "elsewhere.html")]) == 0
-    assert (tmp_path / "elsewhere.html").exists()
+    out = tmp_path / "else" / "where.html"
+    assert run(["report", str(made.path), "--out", str(out), "--figures"]) == 0
+    assert out.exists()
+    assert (out.parent / "figures" / "sigma.svg").exists()
+
+
+def test_the_help_says_where_figures_go(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["report", "--help"])
+    assert "in figures/ beside the page" in " ".join(capsys.readouterr().out.split())
 
 
 def test_several_runs_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from certvol.report import figures
 from certvol.report.records import read_record
-from report.runs import make_run
+from report.runs import make_run, rewrite_json
 
 
 def test_both_phases_lie_on_one_axis_with_the_switch_marked(tmp_path: Path) -> None:
@@ -68,6 +68,17 @@ def test_negative_correlations_widen_the_axis(tmp_path: Path) -> None:
     assert figure is not None
     assert figure.low == 0.0
     assert figure.series[1].values == [None]
+
+
+def test_the_table_of_correlations_has_two_decimals(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    with rewrite_json(made.path / "evaluation.json") as evaluation:
+        evaluation["correlations"] = {
+            "pearson": {"logit": 0.81, "logit_diff": 0.854, "mcd_mu": -0.004, "entropy": None}
+        }
+    figure = figures.correlations(read_record(made.path))
+    assert figure is not None
+    assert [row[1] for row in figure.table()[1]] == ["0.81", "0.85", "0.00", "–"]
 
 
 def test_without_labels_only_what_needs_none_is_drawn(tmp_path: Path) -> None:

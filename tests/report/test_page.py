@@ -13,7 +13,8 @@ from certvol.errors import Interrupted, UserError
 from certvol.report import page
 from certvol.report.records import read_record
 from certvol.reporting import Silent
-from report.runs import NASTY, make_run
+from certvol.selection import sign_of_spreading
+from report.runs import NASTY, make_run, rewrite_json
 
 
 class _Markup(HTMLParser):
@@ -159,6 +160,36 @@ def test_the_summary_gives_the_figures_of_the_run(tmp_path: Path) -> None:
     assert f"{50 * accuracy:+.1f} points" in words
     assert "cycle 3, the last one" in words
     assert "1 min 15 s" in words
+
+
+def _warn_of_spreading(path: Path) -> str:
+    sign = sign_of_spreading({"classes_in_use": 4.0, "agreement_with_pretrained": 0.7}, {"classes_in_use": 2.0})
+    assert sign is not None
+    lines = [json.dumps({"warning": warning}) for warning in ("a file cannot be read", sign)]
+    (path / "warnings.jsonl").write_text("\n".join(lines) + "\n")
+    return sign
+
+
+@pytest.mark.parametrize(("after", "found"), [(1.0, "a gain"), (0.75, "no change"), (0.5, "a loss")])
+def test_a_warning_made_without_labels_is_followed_by_what_the_labels_show(
+    tmp_path: Path, after: float, found: str
+) -> None:
+    made = make_run(tmp_path, features=False)
+    with rewrite_json(made.path / "metrics.json") as metrics:
+        metrics["source_only"]["accuracy"], metrics["adapted"]["accuracy"] = 0.75, after
+    sign = _warn_of_spreading(made.path)
+    shown = f"show {found}: 75.0 % right before adaptation, {100 * after:.1f} % after."
+    words = _words(_page(made.path))
+    assert f"{sign} The target's labels, which training did not see, {shown}" in words
+    assert words.count("which training did not see") == 1  # nothing of other warnings
+
+
+def test_a_warning_stands_alone_where_there_are_no_labels(tmp_path: Path) -> None:
+    made = make_run(tmp_path, features=False, labelled=False)
+    sign = _warn_of_spreading(made.path)
+    words = _words(_page(made.path))
+    assert sign in words
+    assert "which training did not see" not in words
 
 
 def test_of_very_many_images_the_most_and_least_certain_are_pictured(

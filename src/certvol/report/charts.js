@@ -121,7 +121,13 @@ function drawBars(place, figure) {
   place.append(scroller);
   const width = scroller.clientWidth || place.clientWidth;
   const left = above ? 14 : Math.min(most, widest) + 12;
-  const right = figure.dots ? 48 : 56;
+  const valueText = (value) => {
+    if (value === null || figure.percent) return percent(value);
+    return figure.decimals !== null ? fixed(value, figure.decimals) : figureText(Number(value.toPrecision(3)));
+  };
+  const tipText = (value) => (value === null || figure.decimals !== null ? valueText(value) : axisText(Number(value.toPrecision(4)), figure.percent));
+  const widestValue = Math.max(...figure.series.flatMap((series) => series.values).map((value) => textWidth(valueText(value))));
+  const right = Math.max(36, widestValue + 14); // a value stands right of the end of its bar, or of its point
   const x = (value) => left + (value - figure.low) / (figure.high - figure.low) * (width - left - right);
   const svg = frame(scroller, width, height);
   const bottom = head + figure.labels.length * row + 4;
@@ -148,18 +154,18 @@ function drawBars(place, figure) {
         const thick = Math.min(14, (thickness - 10) / many);
         const top = middle - thick * many / 2 + j * thick;
         shape = draw('rect', { x: Math.min(x(0), x(value)), y: top + 0.5, width: Math.max(1, Math.abs(x(value) - x(0))), height: thick - 1, rx: 2 });
-        svg.append(draw('text', { x: Math.max(x(value), x(0)) + 6, y: top + thick / 2 + 4 }, figure.percent ? percent(value) : figureText(Number(value.toPrecision(3)))));
+        svg.append(draw('text', { x: Math.max(x(value), x(0)) + 6, y: top + thick / 2 + 4 }, valueText(value)));
       }
       shape.style.fill = `var(--${roleVariable(series.role)})`;
       svg.append(shape);
     });
     if (figure.dots) {
       const last = values[values.length - 1];
-      if (last !== null && many < 3) svg.append(draw('text', { x: width, y: middle + 4, 'text-anchor': 'end' }, percent(last)));
+      if (last !== null && many < 3) svg.append(draw('text', { x: width, y: middle + 4, 'text-anchor': 'end' }, valueText(last)));
     }
     const area = draw('rect', { x: 0, y: head + i * row + 2, width, height: row, fill: 'transparent' });
     area.addEventListener('pointermove', (event) => showTip(event.clientX, event.clientY, make('b', {}, shown(label)),
-      ...figure.series.map((series) => tipLine(series.name, axisText(series.values[i] === null ? null : Number(series.values[i].toPrecision(4)), figure.percent)))));
+      ...figure.series.map((series) => tipLine(series.name, tipText(series.values[i])))));
     area.addEventListener('pointerleave', hideTip);
     svg.append(area);
   });

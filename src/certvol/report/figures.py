@@ -97,10 +97,12 @@ class Bars(Figure):
     dots: bool = False
     what: str = ""
     """What a label names."""
+    decimals: int | None = None
+    """Of all values; None: as many as each asks."""
 
     def table(self) -> tuple[list[Cell], list[list[Cell]]]:
         rows = [
-            [label, *(_text(series.values[i], self.percent) for series in self.series)]
+            [label, *(_text(series.values[i], self.percent, self.decimals) for series in self.series)]
             for i, label in enumerate(self.labels)
         ]
         return [self.what, *(series.name for series in self.series)], rows
@@ -155,10 +157,12 @@ class Reliability(Figure):
         return ["probability", "images", "mean probability", "accuracy"], rows
 
 
-def _text(value: float | None, percent: bool = False) -> str:
+def _text(value: float | None, percent: bool = False, decimals: int | None = None) -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if percent else f"{value:,.4g}"
+    if percent:
+        return f"{100 * value:.1f} %"
+    return f"{value:,.4g}" if decimals is None else f"{value:z,.{decimals}f}"
 
 
 def _at(line: Line, x: float) -> float | None:
@@ -361,6 +365,7 @@ def correlations(record: Record) -> Bars | None:
         ),
         high=1.0,
         what="measure",
+        decimals=2,
     )
 
 

@@ -5,6 +5,7 @@ if (gallery) {
   const grid = byId('grid'), rows = byId('rows');
   const ITEM = { width: 92, height: 124, frame: 80 };
   const STRIP = 20;
+  const NONE = 'No image is left by these filters.';
   const right = truth && gallery.predicted.map((label, i) => label === truth[i]);
   const className = (label) => shown(gallery.classes[label]);
   const state = { measure: null, threshold: 0, order: [], certainty: [], view: [], active: 0 };
@@ -32,11 +33,11 @@ if (gallery) {
   }
 
   function slide() {
-    const share = Number(byId('coverage').value) / 100;
+    const share = Number((byId('coverage').value / 100).toFixed(4));
     state.threshold = thresholdAt(share);
     byId('threshold').value = String(ownUnits(state.threshold));
-    byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --coverage ${Number(share.toFixed(4))}${byMeasure()}`;
-    update();
+    byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --coverage ${share}${byMeasure()}`;
+    update(share);
   }
 
   function typed() {
@@ -48,13 +49,14 @@ if (gallery) {
     const reached = state.certainty.filter((certainty) => certainty >= state.threshold).length;
     byId('coverage').value = 100 * reached / count;
     byId('command').textContent = `certvol predict ${shellWord(gallery.run)} NEW_IMAGES --out new.csv --min-certainty ${value}${byMeasure()}`;
-    update();
+    update(reached / count);
   }
 
   const byMeasure = () => (state.measure.name === gallery.certainty ? '' : ` --measure ${state.measure.name}`);
   const shellWord = (text) => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
-  function update() {
+  // `share`: what was asked for. Of few images, or of equally certain ones, more may be accepted.
+  function update(share) {
     let taken = 0, rightTaken = 0, rightAll = 0;
     for (let i = 0; i < count; i++) {
       const take = accepted(i);
@@ -62,10 +64,10 @@ if (gallery) {
       if (right) { rightAll += right[i]; rightTaken += take && right[i]; }
     }
     const left = count - taken;
-    byId('coverage-shown').textContent = percent(taken / count);
-    byId('coverage').setAttribute('aria-valuetext', `${percent(taken / count)} accepted`);
+    byId('coverage-shown').textContent = percent(share);
+    byId('coverage').setAttribute('aria-valuetext', `${percent(share)}, ${whole(taken)} of ${whole(count)} images accepted`);
     byId('accepted').textContent = whole(taken);
-    byId('accepted-hint').textContent = `of ${whole(count)} images`;
+    byId('accepted-hint').textContent = `of ${whole(count)} images, ${percent(taken / count)}`;
     byId('rejected').textContent = whole(left);
     let words = `${whole(taken)} of ${whole(count)} images accepted`;
     if (right) {
@@ -92,8 +94,9 @@ if (gallery) {
     const which = byId('state').value;
     const kept = state.order.filter((i) => (predicted < 0 || gallery.predicted[i] === predicted) && (wanted < 0 || truth[i] === wanted)
       && (!rightness || right[i] === (rightness === 'right')) && (!which || accepted(i) === (which === 'accepted')));
-    strip('top', kept.slice(0, STRIP));
-    strip('bottom', kept.slice(-STRIP).reverse());
+    const half = Math.ceil(kept.length / 2); // no image is among the most and the least certain
+    strip('top', kept.slice(0, Math.min(STRIP, half)), NONE);
+    strip('bottom', kept.slice(half).slice(-STRIP).reverse(), kept.length ? 'There is no other image.' : NONE);
     state.view = byId('order').value === 'up' ? kept.reverse() : kept;
     state.active = 0;
     byId('shown-count').textContent = `${whole(kept.length)} image${kept.length === 1 ? '' : 's'}`;
@@ -120,19 +123,24 @@ if (gallery) {
 
   const valueText = (value) => (Math.abs(value) >= 1e-3 && Math.abs(value) < 1000 ? value.toPrecision(4) : figureText(value));
 
-  function strip(id, images) {
+  function strip(id, images, otherwise) {
     byId(id + '-count').textContent = images.length ? `${images.length} image${images.length === 1 ? '' : 's'}` : '';
-    byId(id).replaceChildren(...(images.length ? images.map((i, place) => item(i, place, images.length)) : [make('p', { class: 'empty' }, 'No image is left by these filters.')]));
+    byId(id).replaceChildren(...(images.length ? images.map((i, place) => item(i, place, images.length)) : [make('p', { class: 'empty' }, otherwise)]));
     const first = byId(id).querySelector('button');
     if (first) first.tabIndex = 0;
   }
 
   // Only the rows in sight are in the page.
   let columns = 1, indent = 0, drawn = '';
-  function layOut() {
+  function arrange() {
     columns = Math.max(1, Math.floor((grid.clientWidth - 16) / ITEM.width));
     indent = Math.max(0, (rows.clientWidth - columns * ITEM.width) / 2);
     rows.style.height = Math.max(1, Math.ceil(state.view.length / columns)) * ITEM.height + 16 + 'px';
+  }
+
+  function layOut() {
+    arrange();
+    arrange(); // the height may have brought a scrollbar, which takes of the width
     drawn = '';
     if (grid.scrollTop > rows.clientHeight) grid.scrollTop = 0;
     drawRows();
@@ -153,7 +161,7 @@ if (gallery) {
       element.firstChild.dataset.place = place;
       made.push(element);
     }
-    if (!state.view.length) made.push(make('p', { class: 'empty' }, 'No image is left by these filters.'));
+    if (!state.view.length) made.push(make('p', { class: 'empty' }, NONE));
     rows.replaceChildren(...made);
     const active = rows.querySelector(`[data-place="${state.active}"]`) || rows.querySelector('button');
     if (active) { active.tabIndex = 0; if (focused) active.focus({ preventScroll: true }); }

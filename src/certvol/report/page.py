@@ -27,6 +27,7 @@ from certvol.report.embedding import Embedding, embed
 from certvol.report.records import MEASURES, Images, Record, number, read_record, section
 from certvol.report.thumbnails import Thumbnails, make_thumbnails
 from certvol.reporting import Reporter
+from certvol.selection import tells_of_spreading
 from certvol.tables import write_text
 
 PAGE_BYTES = 38_000_000  # with all thumbnails; what else a page holds comes first
@@ -102,6 +103,7 @@ def run_page(record: Record, reporter: Reporter, target: Path | None = None) -> 
         "rejection": _rejection_table(record),
         "oscillation": _oscillation(record),
         "open_set": _open_set(record),
+        "warnings": _warnings(record),
         "notes": notes,
     }
     budget = max(PAGE_BYTES - len(_json(data)) - 300_000, _LEAST_FOR_THUMBNAILS)
@@ -258,6 +260,20 @@ def _summary(record: Record) -> dict[str, Any]:
     measure = record.images.certainty if record.images is not None else "probability"
     found["at_90"] = _percent(section(record.evaluation, "accuracy_at_coverage", measure).get("0.9"))
     return found
+
+
+def _warnings(record: Record) -> list[tuple[str, str | None]]:
+    """Each with what the labels at hand say of it: training warns without them."""
+    return [(warning, _by_labels(record) if tells_of_spreading(warning) else None) for warning in record.warnings]
+
+
+def _by_labels(record: Record) -> str | None:
+    told = _summary(record)
+    before, after, gain = (told[key] for key in ("source_only", "adapted", "gain"))
+    if before is None or after is None:
+        return None
+    found = "no change" if float(gain) == 0 else "a gain" if float(gain) > 0 else "a loss"
+    return f"The target's labels, which training did not see, show {found}: {before} % right before adaptation, {after} % after."
 
 
 def _folder_name(place: Any) -> str:

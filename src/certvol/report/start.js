@@ -26,6 +26,7 @@ function shown(text) {
 }
 
 const whole = (value) => Math.round(value).toLocaleString('en-US');
+const fixed = (value, digits) => (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits); // never -0.00
 const percent = (share, digits = 1) => (share === null || Number.isNaN(share) ? '–' : (100 * share).toFixed(digits) + ' %');
 
 function figureText(value) {
