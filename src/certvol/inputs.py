@@ -35,6 +35,7 @@ from certvol.training.run_folder import RunFolder
 from certvol.training.views import Batches, Views
 
 Domain = SourceImages | TargetImages | TargetFeatures
+PLACES = {"gpu": "on the GPU", "pinned": "in RAM", "file": "on disk"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,8 @@ def open_views(
         raise AssertionError("files of features are trained on with model.train head")
     images = [PixelStore(domain.pixels, domain.rows, device, share) for domain in (source, target)]
     views = Views(images[0], images[1], inputs.info, config.augment, fused=network.compiled)
-    return views, f"decoded images on {images[0].place}/{images[1].place}"
+    places = dict.fromkeys(PLACES[store.place] for store in images)
+    return views, f"decoded images {' and '.join(places)}"
 
 
 def _features(
