@@ -19,8 +19,8 @@ from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import read_metrics, write_text
 from certvol.training.checkpoint import read_about
+from certvol.training.delivery import Delivery
 from certvol.training.distributed import join_team
-from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
 
 __all__ = ["Run", "adapt", "evaluate", "extract", "resolve_settings"]

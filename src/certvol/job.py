@@ -26,9 +26,9 @@ from certvol.reporting import Reporter, Silent
 from certvol.stopping import StopSignal
 from certvol.tables import figures, predictions_csv, write_text
 from certvol.training.checkpoint import FORMAT, load_into, read_tensors, write_tensors
+from certvol.training.delivery import Delivery
 from certvol.training.distributed import Team
 from certvol.training.memory import largest_batch
-from certvol.training.position import Delivery
 from certvol.training.run_folder import RunFolder
 from certvol.training.schedule import steps_per_cycle
 from certvol.training.tensorboard import TensorBoard

@@ -14,7 +14,9 @@ from certvol.errors import Interrupted, UserError
 from certvol.selection import SELECTORS
 from certvol.stopping import StopSignal
 from certvol.training.choice import Choice
+from certvol.training.delivery import decide
 from certvol.training.guard import Guard
+from certvol.training.position import Position
 from images import tiny, write_domain
 
 ONE = np.ones((1, 2), np.float32)
@@ -46,6 +48,31 @@ def test_the_guards_own_score_chooses_alike() -> None:
     ]
     assert won == [True, True, False]
     assert guard.best_cycle == 2
+
+
+@pytest.mark.parametrize(
+    ("select", "collapse", "healthy", "model", "score"),
+    [
+        ("last", [], 2, "last", None),
+        ("mutual_information", [], 2, "cycle 2", "mutual_information"),
+        ("mutual_information", [], 3, "last", None),
+        ("bnm", [], 2, "cycle 1", "bnm"),
+        ("sigma", [], 2, "last", None),  # a score that no cycle had
+        ("last", ["it fell"], 2, "cycle 2", "mutual_information"),
+        ("bnm", ["it fell"], 2, "cycle 1", "bnm"),
+        ("last", ["it fell"], None, "pretrained", None),
+    ],
+)
+def test_what_is_delivered(
+    select: str, collapse: list[str], healthy: int | None, model: str, score: str | None
+) -> None:
+    guard, choice = Guard(GuardConfig()), Choice(("bnm",), best={"bnm": (1, 0.5)})
+    guard.best_cycle = healthy
+    position = Position(phase="done", mode="per_domain", cycle=3, collapse=collapse)
+    delivery, kept = decide(select, position, guard, choice, "mixed")
+    assert (delivery.model, kept) == (model, score)
+    assert delivery.mode == ("mixed" if model == "pretrained" else "per_domain")
+    assert ("collapsed at cycle 3 (it fell)" in delivery.why) is bool(collapse)
 
 
 def test_a_score_that_is_missing_chooses_nothing() -> None:

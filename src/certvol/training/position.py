@@ -1,4 +1,4 @@
-"""Where a run stands, and what it delivers."""
+"""Where a run stands."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -37,12 +37,3 @@ class Position:
             or not isinstance(self.collapse, list)
         ):
             raise ValueError("its position is none that a run has")
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """Which model a run delivers, and why. `mode` is the normalisation it predicts with."""
-
-    model: str
-    why: str
-    mode: norm.Mode

@@ -29,11 +29,12 @@ from certvol.stopping import StopSignal
 from certvol.training import history
 from certvol.training.checkpoint import Checkpoints, State
 from certvol.training.choice import Choice
+from certvol.training.delivery import Delivery, decide
 from certvol.training.distributed import Team, gathered
 from certvol.training.guard import GUARDS_SCORE, Guard, Scores
 from certvol.training.labeller import Labeller
 from certvol.training.planner import Planner
-from certvol.training.position import Delivery, Position
+from certvol.training.position import Position
 from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
 from certvol.training.schedule import adaptation_rate, pretraining_rate, stage_of, steps_per_cycle
@@ -288,7 +289,7 @@ class Trainer:
             self.position.collapse = signs
 
     def _deliver(self) -> Delivery:
-        position, last = self.position, self.position.cycle
+        position = self.position
         of_source: norm.Mode = "frozen" if self.network.domains.mode == "frozen" else "mixed"
         if self.method.teacher is not None:
             self.method.teacher.hand_over()
@@ -296,35 +297,19 @@ class Trainer:
         if not self.method.adapts or self.settings.cycles == 0:
             self.network.domains.mode = of_source
             return Delivery("pretrained", "this run does not adapt", of_source)
-        select = self.config.guard.select
-        best = self.guard.best_cycle if select in ("last", GUARDS_SCORE) else self.choice.best.get(select, (None,))[0]
-        if not position.collapse:
-            if (sign := sign_of_spreading(self.guard.last, self.guard.pretrained)) is not None:
-                self.reporter.warn(sign)
-            if select == "last" or best in (None, last):
-                return Delivery("last", f"cycle {last}, the last one", position.mode)
-            self._load_best(select)
-            return Delivery(f"cycle {best}", f"the best of {last} cycles by {select}", position.mode)
-        reason = "; ".join(position.collapse)
-        if self.config.guard.action == "stop":
+        if position.collapse and self.config.guard.action == "stop":
             raise RunFailed(
-                f"adaptation collapsed at cycle {last} ({reason}); the pretrained model is kept in {self.run.pretrained}. "
-                "Another `model.norm` or a lower `training.learning_rate` may help"
+                f"adaptation collapsed at cycle {position.cycle} ({'; '.join(position.collapse)}); the pretrained model is kept "
+                f"in {self.run.pretrained}. Another `model.norm` or a lower `training.learning_rate` may help"
             )
-        if best is not None:
-            self._load_best(GUARDS_SCORE if select == "last" else select)
-            why = f"adaptation collapsed at cycle {last} ({reason}); this is cycle {best}, the best before"
-            return Delivery(f"cycle {best}", why, position.mode)
-        self.team.wait()
-        self.weights.load(self.run.pretrained)
-        self.network.domains.mode = of_source
-        return Delivery(
-            "pretrained", f"adaptation collapsed at cycle {last} ({reason}) and no cycle was healthy", of_source
-        )
-
-    def _load_best(self, selector: str) -> None:
-        self.team.wait()
-        self.weights.load(self.run.journal.best_weights(selector))
+        if not position.collapse and (sign := sign_of_spreading(self.guard.last, self.guard.pretrained)) is not None:
+            self.reporter.warn(sign)
+        delivery, score = decide(self.config.guard.select, position, self.guard, self.choice, of_source)
+        if delivery.model != "last":
+            self.team.wait()
+            self.weights.load(self.run.pretrained if score is None else self.run.journal.best_weights(score))
+        self.network.domains.mode = delivery.mode
+        return delivery
 
     # --- a cycle -------------------------------------------------------------------------------------------------------
 
