@@ -103,8 +103,8 @@ class Bench:
         method = create_method(config, backbone, info, num_classes)
         return acceleration.prepare(method, config.training, self.device, steps=0)
 
-    def bf16(self, config: Config) -> bool:
-        return acceleration.uses_bf16(config.training, self.device)
+    def bf16(self, config: Config, method: AdaptationMethod) -> bool:
+        return acceleration.uses_bf16(config.training, method.network, self.device)
 
     @property
     def eval_batch(self) -> int:
@@ -126,8 +126,7 @@ class Bench:
         return root
 
     def random_images(self, count: int) -> Tensor:
-        images = torch.randn(count, 3, self.sizes.image_size, self.sizes.image_size, device=self.device)
-        return images.to(memory_format=torch.channels_last) if self.device.type == "cuda" else images
+        return torch.randn(count, 3, self.sizes.image_size, self.sizes.image_size, device=self.device)
 
     def need(self, *parts: str) -> None:
         missing = [name for name in parts if name not in self.parts]

@@ -55,11 +55,10 @@ class Player:
         self.method = prepare(create_method(config, backbone, info, classes), training, device, steps=0).train()
         torch.manual_seed(0)
         images_NCHW = torch.randn(rows, 3, size, size, device=device)
-        if device.type == "cuda":
-            images_NCHW = images_NCHW.to(memory_format=torch.channels_last)
         labels_SN = np.random.default_rng(0).integers(0, classes, (1, rows))
         self.plan = CyclePlan(np.arange(rows)[None], labels_SN, np.array([rows // 2], dtype=np.int64))
-        self.stepper = Stepper(self.method, ResidentViews(images_NCHW), training, Team(), uses_bf16(training, device))
+        bf16 = uses_bf16(training, self.method.network, device)
+        self.stepper = Stepper(self.method, ResidentViews(images_NCHW), training, Team(), bf16)
         if self.method.labels_whole_target:
             self.stepper.tables = self._tables(rows, info.dim, classes)
         if self.method.teacher is not None:

@@ -59,7 +59,7 @@ def steps(bench: Bench) -> Figures:
         config = bench.config(name)
         method = bench.method(config, classes).train()
         stepper = Stepper(
-            method, ResidentViews(bench.random_images(batch)), config.training, Team(), bench.bf16(config)
+            method, ResidentViews(bench.random_images(batch)), config.training, Team(), bench.bf16(config, method)
         )
         seconds = bench.median_seconds(partial(_step, stepper, plan, count()), gpu_calls=10)
         basic = found.get("basic", {}).get("step_seconds", seconds)
@@ -156,7 +156,7 @@ def inference(bench: Bench) -> Figures:
     method = bench.method(config, bench.sizes.classes)
     images, repeats = bench.random_images(bench.eval_batch), 8
     found: Figures = {"batch": len(images)}
-    for name, bf16 in (("images_per_second", bench.bf16(config)), ("images_per_second_exact", False)):
+    for name, bf16 in (("images_per_second", bench.bf16(config, method)), ("images_per_second_exact", False)):
         seconds = bench.median_seconds(partial(_infer, method, [images] * repeats, bf16))
         found[name] = repeats * len(images) / seconds
     rows = [
@@ -237,7 +237,7 @@ def conventional(bench: Bench) -> Figures:
         config = bench.config(name, **{"training.compile": "never"})
         method = bench.method(config, len(classes))
         loop = ConventionalLoop(
-            files, labels_N[labels_N >= 0], target, method, config, bench.device, bench.bf16(config)
+            files, labels_N[labels_N >= 0], target, method, config, bench.device, bench.bf16(config, method)
         )
         guess_N = np.arange(len(target)) % len(classes)
         loop.train(loop.plan(guess_N, 3))  # warms up

@@ -1,11 +1,13 @@
-"""What makes a model fast on its device, in one place: layout, precision, compilation."""
+"""What makes a model fast on its device, in one place: precision, compilation. (The layout is the backbone's own.)"""
 
 import torch
 
 from certvol.config import TrainingConfig
 from certvol.methods.protocol import AdaptationMethod
+from certvol.nn.network import Network
 
 WORTH_COMPILING = 5_000  # steps: below, compiling takes longer than it saves
+WORTH_BF16 = 64  # pixels, on a CPU: below, a step takes milliseconds and may as well be exact
 CPU_EVALUATION_BATCH, GPU_EVALUATION_BATCH = 256, 512
 
 
@@ -13,10 +15,18 @@ def evaluation_batch(device: torch.device) -> int:
     return GPU_EVALUATION_BATCH if device.type == "cuda" else CPU_EVALUATION_BATCH
 
 
-def uses_bf16(settings: TrainingConfig, device: torch.device) -> bool:
-    if settings.precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return settings.precision == "bf16"
+def uses_bf16(settings: TrainingConfig, network: Network, device: torch.device) -> bool:
+    if settings.precision != "auto":
+        return settings.precision == "bf16"
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return network.trained_part != "head" and network.info.image_size >= WORTH_BF16 and cpu_has_bf16()
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bf16 itself (twice as fast as fp32 or more) and need not imitate it (slower)."""
+    instructions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name, bool)()) for name in instructions)
 
 
 def compiles(settings: TrainingConfig, device: torch.device, steps: int) -> bool:
@@ -26,13 +36,12 @@ def compiles(settings: TrainingConfig, device: torch.device, steps: int) -> bool
 
 
 def prepare(method: AdaptationMethod, settings: TrainingConfig, device: torch.device, steps: int) -> AdaptationMethod:
-    """Moves the method to the device, laid out and compiled for training of so many steps. Sets torch's own switches too."""
+    """Moves the method to the device, compiled for training of so many steps. Sets torch's own switches too."""
     method.to(device)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
-        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     # A frozen backbone sees each image once, before training.
     if method.network.trained_part != "head" and compiles(settings, device, steps):
         method.network.compile_backbone(evaluation_batch(device))

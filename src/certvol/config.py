@@ -112,7 +112,7 @@ class TrainingConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 on a GPU, fp32 elsewhere."""
+    """auto: bf16 on a GPU, and on a CPU that has it in hardware for images of 64 px or more; else fp32. Predictions are fp32."""
     record: bool = True
     """On one GPU: record a step once and replay it (a CUDA graph), so that the GPU never waits for Python."""
     compile: Literal["auto", "always", "never"] = "auto"

@@ -110,7 +110,7 @@ class Job:
             )
         fits = None
         if self.config.model.train != "head":
-            fits = largest_batch(self.method, uses_bf16(training, self.device), self.device)
+            fits = largest_batch(self.method, uses_bf16(training, self.method.network, self.device), self.device)
         about = "" if fits is None else f" (about {fits} would fit)"
         raise RunFailed(
             f"the GPU ran out of memory: lower `training.batch_size`, now {training.batch_size}{about}, or `data.device_share`, "

@@ -68,7 +68,13 @@ def create_backbone(
 ) -> tuple[nn.Module, BackboneInfo]:
     """`weights`: a file; None for the hub's (`small_cnn`, which has none there: random); "none" for random ones.
 
-    `download`: False takes the hub's from the local cache or not at all."""
+    `download`: False takes the hub's from the local cache or not at all. Convolutions are laid out channels-last, in which they
+    are faster on CPUs and GPUs alike, given images of the same layout."""
+    module, info = _create(name, weights, image_size, download)
+    return module.to(memory_format=torch.channels_last), info  # type: ignore[call-overload]
+
+
+def _create(name: str, weights: str | None, image_size: int | None, download: bool) -> tuple[nn.Module, BackboneInfo]:
     file = weights if weights not in (None, NO_WEIGHTS) else None
     tensors = read_weights(file) if file is not None else None  # first of all: a wrong file is found without delay
     info = describe(name, image_size)

@@ -59,6 +59,7 @@ class Network(nn.Module):
         return features_ND if self.adapter is None else self.adapter(features_ND)
 
     def _of_images(self, images_NCHW: Tensor) -> Tensor:
+        images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last)  # as the backbone is laid out
         features: Tensor
         if not self._compiled or not self._fits_compiled(images_NCHW):
             features = self.backbone(images_NCHW)

@@ -36,7 +36,7 @@ def rows_that_fit(few: float, more: float, total: float) -> int | None:
 
 def _peak(method: AdaptationMethod, rows: int, bf16: bool, device: torch.device) -> int:
     size = method.network.info.image_size
-    images = torch.zeros(rows, 3, size, size, device=device).to(memory_format=torch.channels_last)
+    images = torch.zeros(rows, 3, size, size, device=device)
     batch = Batch(
         images_NCHW=images,
         labels_N=torch.arange(rows, device=device) % method.network.num_classes,

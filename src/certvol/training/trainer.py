@@ -69,7 +69,7 @@ class Trainer:
         self.reporter, self.stop_signal = reporter, stop_signal
         self.fingerprints = fingerprints  # of both domains' images, which must not change between two parts of a run
         self.device = views.device
-        self.bf16 = uses_bf16(self.settings, self.device)
+        self.bf16 = uses_bf16(self.settings, self.network, self.device)
         self.num_classes = self.network.num_classes
         self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
         self.eval_batch = evaluation_batch(self.device)

@@ -42,10 +42,6 @@ class Views:
         self.source, self.target, self.info, self.config, self.fused = source, target, info, config, fused
         self.device = source.device
 
-    def _laid_out(self, images_NCHW: Tensor) -> Tensor:
-        """Convolutions on a GPU are faster on channels-last images."""
-        return images_NCHW.to(memory_format=torch.channels_last) if self.device.type == "cuda" else images_NCHW
-
     def training_batch(self, whole_N: Indices, rows: Indices, own_source: int, generator: torch.Generator) -> Tensor:
         """Rows `rows` of the batch `whole_N`, of which the first `own_source` are of the source.
 
@@ -62,17 +58,17 @@ class Views:
 
     def _augmented(self, pixels_NHWC: Tensor, parameters: WarpParameters, fused: bool = False) -> Tensor:
         info = self.info
-        return self._laid_out(train_view(pixels_NHWC, parameters, info.image_size, info.mean, info.std, fused))
+        return train_view(pixels_NHWC, parameters, info.image_size, info.mean, info.std, fused)
 
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
         """One view of target images: augmented where a generator is given, else the test view."""
         pixels = self.target.gather(images_N)
         if generator is not None:
             return self._augmented(pixels, draw_parameters(len(pixels), self.config, generator))
-        return self._laid_out(test_view(pixels, self.info.image_size, self.info.mean, self.info.std))
+        return test_view(pixels, self.info.image_size, self.info.mean, self.info.std)
 
     def test_batches(self, domain: int, images_N: Indices, batch_size: int) -> Iterator[Tensor]:
         store = self.source if domain == SOURCE else self.target
         for start in range(0, len(images_N), batch_size):
             pixels = store.gather(images_N[start : start + batch_size])
-            yield self._laid_out(test_view(pixels, self.info.image_size, self.info.mean, self.info.std))
+            yield test_view(pixels, self.info.image_size, self.info.mean, self.info.std)
