@@ -30,7 +30,7 @@ from certvol.training.delivery import Delivery
 from certvol.training.distributed import Team
 from certvol.training.memory import largest_batch
 from certvol.training.run_folder import RunFolder
-from certvol.training.schedule import steps_per_cycle
+from certvol.training.schedule import steps_of_run
 from certvol.training.tensorboard import TensorBoard
 from certvol.training.trainer import Trainer
 
@@ -121,11 +121,7 @@ class Job:
         started = time.monotonic()
         self.reporter.flush()
         config = self.config
-        steps = config.training.pretrain_steps
-        if self.method.adapts and not self.method.closed_form:
-            cycles = config.training.cycles * self.method.stages
-            steps += cycles * steps_per_cycle(config.training, len(self.source.classes))
-        prepare(self.method, config.training, self.device, steps)
+        prepare(self.method, config.training, self.device, steps_of_run(config.training, self.method))
         self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         views, place = open_views(self.inputs, self.method.network, self.device, self.run, self.reporter)
         self.reporter.say(

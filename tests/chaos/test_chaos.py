@@ -20,7 +20,6 @@ import pytest
 import certvol
 from certvol.cli import run
 from certvol.errors import Interrupted
-from certvol.stopping import StopSignal
 from certvol.training.checkpoint import digest_of
 from chaos.driver import (
     PHASES,
@@ -41,6 +40,7 @@ from chaos.driver import (
     words_of,
     write_images,
 )
+from stop_at import StopAt
 
 # One for each kind of state that a method can have; `make chaos` kills runs of all.
 METHODS = ["cvp", "basic", "can", "self_ensembling", "rsda_mstn", "gtda"]
@@ -356,17 +356,6 @@ class Poison:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (os.mkdir, (str(self.marker),))
-
-
-class StopAt(StopSignal):
-    """A stop signal at the n-th time it is asked."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def __call__(self) -> int | None:
-        self.left -= 1
-        return signal.SIGTERM if self.left == 0 else None
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 import certvol
 from certvol.errors import CertvolError, Interrupted, RunFailed, UserError
 from certvol.report.records import read_record
-from certvol.stopping import StopSignal
 from certvol.training.checkpoint import digest_of
 from images import tiny, write_domain
+from stop_at import StopAt
 
 ROOT = Path(certvol.__file__).parent
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
@@ -136,17 +136,6 @@ class Payload:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, (str(self.mark),)
-
-
-class StopAt(StopSignal):
-    """Stops a run when it has asked so many times."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def __call__(self) -> int | None:
-        self.left -= 1
-        return 15 if self.left <= 0 else None
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ import certvol
 from certvol.config import GuardConfig, Selector
 from certvol.errors import Interrupted, UserError
 from certvol.selection import SELECTORS
-from certvol.stopping import StopSignal
 from certvol.training.choice import Choice
 from certvol.training.delivery import decide
 from certvol.training.guard import Guard
 from certvol.training.position import Position
 from images import tiny, write_domain
+from stop_at import StopAt
 
 ONE = np.ones((1, 2), np.float32)
 
@@ -124,15 +124,6 @@ def test_the_selectors_best_cycle_is_delivered(
     assert any(bool((model[key] != best["corr_c"][key]).any()) for key in model)
 
 
-class _StopAt(StopSignal):
-    def __init__(self, asked: int) -> None:
-        self.left = asked
-
-    def __call__(self) -> int | None:
-        self.left -= 1
-        return 15 if self.left == 0 else None
-
-
 @pytest.mark.parametrize("mode", ["per_domain", "auto"])
 def test_a_run_that_chooses_ends_with_the_same_bytes_when_stopped(
     folders: tuple[Path, Path], tmp_path: Path, mode: str
@@ -145,7 +136,7 @@ def test_a_run_that_chooses_ends_with_the_same_bytes_when_stopped(
     begin = {"source": folders[0], "target": folders[1], "out": parts, **settings}
     for asked in (15, 3, 4, 5):
         with pytest.raises(Interrupted):
-            certvol.adapt(stop_signal=_StopAt(asked), **begin)
+            certvol.adapt(stop_signal=StopAt(asked), **begin)
         begin = {"resume": parts}
     certvol.adapt(resume=parts)
     files = [

@@ -15,9 +15,9 @@ import certvol
 from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.methods import discover
 from certvol.reporting import Silent
-from certvol.stopping import StopSignal
 from certvol.training.checkpoint import read_about
 from images import HUES, tiny, write_domain
+from stop_at import StopAt
 
 METHODS = list(discover())
 
@@ -118,17 +118,6 @@ def test_flat_class_and_shuffled_folders_give_the_same_weights(folders: tuple[Pa
         for file in ("model.safetensors", "pretrained.safetensors", "history.jsonl"):
             assert weights(run, file) == weights(expected, file), (name, file)
         assert (run / "metrics.json").exists() == (name == "shuffled")
-
-
-class StopAt(StopSignal):
-    """A stop signal at the n-th time it is asked."""
-
-    def __init__(self, step: int, number: int = 15) -> None:
-        self.left, self.number = step, number
-
-    def __call__(self) -> int | None:
-        self.left -= 1
-        return self.number if self.left == 0 else None
 
 
 def _interrupted_run(folders: tuple[Path, Path], out: Path, settings: dict[str, object], steps: list[int]) -> Path:

@@ -1,6 +1,7 @@
-"""The learning rate over the two phases."""
+"""Learning rate and number of steps of the two phases."""
 
 from certvol.config import TrainingConfig
+from certvol.methods.protocol import AdaptationMethod
 
 
 def pretraining_rate(config: TrainingConfig) -> float:
@@ -18,6 +19,12 @@ def adaptation_rate(config: TrainingConfig, progress: float) -> float:
 def steps_per_cycle(config: TrainingConfig, num_classes: int) -> int:
     """0 stands for the authors' rule: five steps for every sixteen classes begun."""
     return config.cycle_steps if config.cycle_steps > 0 else 5 * -(-num_classes // 16)
+
+
+def steps_of_run(config: TrainingConfig, method: AdaptationMethod) -> int:
+    """Of both phases; trials of normalisation modes are not counted."""
+    stages = method.stages if method.adapts and not method.closed_form else 0
+    return config.pretrain_steps + stages * config.cycles * steps_per_cycle(config, method.network.num_classes)
 
 
 def stage_of(cycle: int, cycles: int) -> tuple[int, int, int]:

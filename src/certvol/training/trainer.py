@@ -33,11 +33,12 @@ from certvol.training.delivery import Delivery, decide
 from certvol.training.distributed import Team, gathered
 from certvol.training.guard import GUARDS_SCORE, Guard, Scores
 from certvol.training.labeller import Labeller
+from certvol.training.pace import Pace
 from certvol.training.planner import Planner
 from certvol.training.position import Position
 from certvol.training.pseudo_labels import Filed
 from certvol.training.run_folder import Journal, RunFolder
-from certvol.training.schedule import adaptation_rate, pretraining_rate, stage_of, steps_per_cycle
+from certvol.training.schedule import adaptation_rate, pretraining_rate, stage_of, steps_of_run, steps_per_cycle
 from certvol.training.state import RunState
 from certvol.training.stepper import Stepper
 from certvol.training.views import Batches
@@ -93,6 +94,7 @@ class Trainer:
         self.weights = WeightFiles(method, about, writes=self.team.main)
         self.labeller = Labeller(method, views, self.settings, self.team, self.bf16, self.eval_batch)
         self.saved_at = time.monotonic()
+        self.pace: Pace | None = None
         self.warned: set[str] = set()
 
     @property
@@ -104,6 +106,8 @@ class Trainer:
     def fit(self) -> Delivery:
         """From wherever the run stands to the delivered model, which `method` then holds."""
         self._resume()
+        if self.device.type == "cpu" and self.network.trained_part != "head":
+            self.pace = Pace(self._steps_left(), self.reporter)
         if self.position.phase == "pretrain":
             self._pretrain()
             self._start_teacher()
@@ -127,6 +131,11 @@ class Trainer:
             self.position.phase = "done"
             self._save()
         return self._deliver()
+
+    def _steps_left(self) -> int:
+        position, pretraining = self.position, self.position.phase == "pretrain"
+        done = position.step + position.cycle * (PRETRAIN_CYCLE if pretraining else self.cycle_steps)
+        return steps_of_run(self.settings, self.method) - done - (0 if pretraining else self.settings.pretrain_steps)
 
     def _pretrain(self) -> None:
         steps = self.settings.pretrain_steps
@@ -361,6 +370,8 @@ class Trainer:
             terms, batch = self.stepper.step(plan, index, place, progress, adapting, learning_rate)
             self.position.step += 1
             self.reporter.advance(1)
+            if self.pace is not None:
+                self.pace.step()
             whole = self.position.step == plan.steps
             if (place + 1) % self.settings.log_every == 0 or whole:
                 self._log(terms, batch, place, learning_rate)
