@@ -31,7 +31,7 @@ class ConsoleReporter:
         self.fancy = self.console.is_terminal
         self.bar: Progress | None = None
         self.task: TaskID | None = None
-        self.what, self.total, self.done, self.text = "", 0, 0, ""
+        self.what, self.total, self.before, self.done, self.text = "", 0, 0, 0, ""
         self.started = self.printed = 0.0
 
     def say(self, text: str) -> None:
@@ -40,9 +40,10 @@ class ConsoleReporter:
     def warn(self, text: str) -> None:
         self.console.print(f"warning: {text}", markup=False, style="yellow")
 
-    def start(self, what: str, total: int) -> None:
+    def start(self, what: str, total: int, done: int = 0) -> None:
         self.finish()
-        self.what, self.total, self.done, self.text = what, total, 0, ""
+        self.what, self.total, self.text = what, total, ""
+        self.before = self.done = done
         self.started = self.printed = time.monotonic()
         if self.fancy:
             self.bar = Progress(
@@ -58,7 +59,7 @@ class ConsoleReporter:
             )
             _live_bars.append(self.bar)
             self.bar.start()
-            self.task = self.bar.add_task(what, total=total, note="")
+            self.task = self.bar.add_task(what, total=total, completed=done, note="")
 
     def advance(self, n: int = 1) -> None:
         self.done += n
@@ -75,8 +76,11 @@ class ConsoleReporter:
     def _plain_line(self) -> None:
         self.printed = time.monotonic()
         elapsed = self.printed - self.started
-        left = elapsed / self.done * (self.total - self.done) if self.done else 0
-        ending = f", {left:.0f} s left" if self.done < self.total else f", {elapsed:.0f} s"
+        here = self.done - self.before
+        if self.done >= self.total:
+            ending = f", {elapsed:.0f} s"
+        else:
+            ending = f", {elapsed / here * (self.total - self.done):.0f} s left" if here > 0 else ""
         self.say(f"{self.what}: {self.done}/{self.total}{ending}{'  ' + self.text if self.text else ''}")
 
     def finish(self) -> None:

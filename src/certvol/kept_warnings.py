@@ -34,8 +34,8 @@ class KeptWarnings:
     def note(self, text: str) -> None:
         self.reporter.note(text)
 
-    def start(self, what: str, total: int) -> None:
-        self.reporter.start(what, total)
+    def start(self, what: str, total: int, done: int = 0) -> None:
+        self.reporter.start(what, total, done)
 
     def advance(self, n: int = 1) -> None:
         self.reporter.advance(n)

@@ -6,7 +6,9 @@ from typing import Protocol
 class Progress(Protocol):
     """Shows how far a long piece of work is."""
 
-    def start(self, what: str, total: int) -> None: ...
+    def start(self, what: str, total: int, done: int = 0) -> None:
+        """`done`: of the total, before, and so not at this pace."""
+
     def advance(self, n: int = 1) -> None: ...
     def finish(self) -> None: ...
 
@@ -24,7 +26,7 @@ class Silent:
     def warn(self, text: str) -> None:
         pass
 
-    def start(self, what: str, total: int) -> None:
+    def start(self, what: str, total: int, done: int = 0) -> None:
         pass
 
     def advance(self, n: int = 1) -> None:

@@ -41,8 +41,9 @@ class Recorder:
         self.events: list[tuple[str, int]] = []
         self.advanced = 0
 
-    def start(self, what: str, total: int) -> None:
+    def start(self, what: str, total: int, done: int = 0) -> None:
         self.events.append((what, total))
+        self.advanced += done
 
     def advance(self, n: int = 1) -> None:
         self.advanced += n

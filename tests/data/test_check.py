@@ -242,7 +242,7 @@ def test_progress_is_told_for_both(domains: tuple[Path, Path]) -> None:
     events: list[object] = []
 
     class Recorder:
-        def start(self, what: str, total: int) -> None:
+        def start(self, what: str, total: int, done: int = 0) -> None:
             events.append((what, total))
 
         def advance(self, n: int) -> None:

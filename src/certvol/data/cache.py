@@ -204,8 +204,6 @@ class _Cache:
     def _build(self, progress: Progress | None) -> _Set:
         remove_set(self.done)
         self.building.mkdir(exist_ok=True)
-        if progress:
-            progress.start("decoding images", len(self.listing.paths))
         try:
             finished = self._decode_all(progress)
             self._publish(finished)
@@ -219,7 +217,7 @@ class _Cache:
         with contextlib.ExitStack() as files:
             writer = BlockWriter(self.building, self.row_bytes, files)
             if progress:
-                progress.advance(writer.seen)
+                progress.start("decoding images", len(self.listing.paths), writer.seen)
             with contextlib.closing(read_images(self.listing, self.size, self.config, writer.seen)) as lots:
                 for lot in lots:
                     writer.add(lot)

@@ -97,8 +97,6 @@ class _FeatureSet:
     def _build(self, compute: Callable[[int, int], Features], chunk: int, progress: Progress | None) -> None:
         remove_set(self.done)
         self.building.mkdir(exist_ok=True)
-        if progress:
-            progress.start("extracting features", self.shape[0])
         try:
             with (
                 (self.building / "features.bin").open("ab+") as rows,
@@ -106,7 +104,7 @@ class _FeatureSet:
             ):
                 row = self._take_up(rows, journal, chunk)
                 if progress:
-                    progress.advance(row)
+                    progress.start("extracting features", self.shape[0], row)
                 while row < self.shape[0]:
                     stop = min(row + chunk, self.shape[0])
                     rows.write(np.ascontiguousarray(compute(row, stop), dtype=np.float32).tobytes())

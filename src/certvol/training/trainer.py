@@ -139,8 +139,7 @@ class Trainer:
 
     def _pretrain(self) -> None:
         steps = self.settings.pretrain_steps
-        self.reporter.start("pretraining", steps)
-        self.reporter.advance(self.position.cycle * PRETRAIN_CYCLE + self.position.step)
+        self.reporter.start("pretraining", steps, self.position.cycle * PRETRAIN_CYCLE + self.position.step)
         while self.position.cycle * PRETRAIN_CYCLE < steps:
             first = self.position.cycle * PRETRAIN_CYCLE
             if self.state.plan is None:
@@ -240,8 +239,8 @@ class Trainer:
 
     def _adapt(self, until_cycle: int) -> None:
         what = "adapting" if self.position.trial is None else f"trial of {self.position.trial}"
-        self.reporter.start(what, (until_cycle - self.position.cycle) * self.cycle_steps)
-        self.reporter.advance(self.position.step)
+        done = self.position.cycle * self.cycle_steps + self.position.step
+        self.reporter.start(what, until_cycle * self.cycle_steps, done)
         while self.position.cycle < until_cycle and not self.position.collapse:
             cycle, first = self.position.cycle, self.position.cycle * self.cycle_steps
             started = time.monotonic()
