@@ -145,6 +145,24 @@ def test_a_chance_is_never_said_to_be_none() -> None:
     assert [cell.text for cell in table.rows[0].cells[1:3]] == ["12", "< 0.001"]
 
 
+def test_with_six_tasks_a_gain_is_tested_over_tasks_too() -> None:
+    """One task that gains by far more than the others lose is many pairs, and one task."""
+    tasks = ["A-W", "A-D", "D-A", "D-W", "W-A", "W-D"]
+    results = [
+        _result(task, method, seed, value)
+        for task in tasks
+        for seed in range(4)
+        for method, value in (("basic", 0.5), ("cvp", 0.8 if task == "A-W" else 0.501 + 0.001 * seed))
+    ]
+    table = tables.gain_table(results, ["basic", "cvp"], "basic")
+    assert table.columns[2:4] == ["p", tables.OVER_TASKS]
+    assert [cell.text for cell in table.rows[0].cells[2:4]] == ["< 0.001", "0.031"]
+    assert tables.OVER_TASKS in table.notes[-1]
+    fewer = tables.gain_table([r for r in results if r.task != "W-D"], ["basic", "cvp"], "basic")
+    assert tables.OVER_TASKS not in [*fewer.columns, *fewer.notes]
+    assert len(fewer.rows[0].cells) == len(fewer.columns) == len(table.columns) - 1
+
+
 def test_gains_are_called_by_their_name() -> None:
     table = next(table for table in _tables() if table.title.startswith("gain"))
     rows = {row.name: [tables.cell_text(cell) for cell in row.cells] for row in table.rows}

@@ -23,6 +23,16 @@ def test_p_against_a_plain_count() -> None:
     assert 0.05 < expected < 0.5
 
 
+def test_over_tasks_the_seeds_of_one_count_once() -> None:
+    gains = {(task, seed): 1.0 + seed for task in "abcdef" for seed in range(5)}
+    assert statistics.tasks_p(gains) == pytest.approx(2 / 64) == statistics.least_p(6)
+    assert statistics.sign_flip_p(list(gains.values())) < 0.001
+    one_task_loses = {pair: -10.0 if pair[0] == "a" else value for pair, value in gains.items()}
+    means = [-10.0, 3.0, 3.0, 3.0, 3.0, 3.0]
+    assert statistics.tasks_p(one_task_loses) == pytest.approx(statistics.sign_flip_p(means))
+    assert statistics.tasks_p({pair: value for pair, value in gains.items() if pair[0] != "a"}) is None  # five tasks
+
+
 def test_no_difference_and_opposite_ones_are_noise() -> None:
     assert statistics.sign_flip_p([0.0] * 5) == 1.0
     assert statistics.sign_flip_p([1.0, -1.0] * 4) == 1.0

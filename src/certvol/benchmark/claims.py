@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from certvol.benchmark.results import Result
-from certvol.benchmark.statistics import SIGNIFICANT, least_p, sign_flip_p
+from certvol.benchmark.statistics import SIGNIFICANT, least_p, sign_flip_p, tasks_p
 from certvol.uncertainty import COMPARED_WITH_SIGMA, MEASURES
 
 FULL, BASIC, SOURCE = "cvp", "basic", "source_only"
@@ -91,12 +91,20 @@ CLAIMS = (
 @dataclass(frozen=True)
 class Finding:
     claim: Claim
-    effects: list[float]
-    """Of each task and seed that tells."""
+    by_pair: dict[tuple[str, int], float]
+    """The effect by task and seed, of those that tell."""
+
+    @property
+    def effects(self) -> list[float]:
+        return list(self.by_pair.values())
 
     @property
     def p(self) -> float:
         return sign_flip_p(self.effects)
+
+    @property
+    def p_over_tasks(self) -> float | None:
+        return tasks_p(self.by_pair)
 
     @property
     def verdict(self) -> str:
@@ -115,12 +123,12 @@ def find(done: Sequence[Result]) -> list[Finding]:
     pairs = list(dict.fromkeys((result.task, result.seed) for result in done))
     findings = []
     for claim in CLAIMS:
-        effects = []
+        effects = {}
         for task, seed in pairs:
             own = [runs.get((task, method, seed)) for method in claim.needs]
             try:
                 if None not in own:
-                    effects.append(claim.effect(*own))
+                    effects[task, seed] = claim.effect(*own)
             except (KeyError, ZeroDivisionError):
                 continue
         if effects:

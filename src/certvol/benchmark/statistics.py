@@ -1,8 +1,9 @@
 """Whether a difference is more than noise, and how well a score ranks. Small and exact."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
+from statistics import fmean
 
 import numpy as np
 
@@ -29,6 +30,17 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     sums = np.abs(signs @ values)
     seen = abs(values.sum())
     return float((sums >= seen - 1e-12 * max(1.0, seen)).mean())
+
+
+def tasks_p(differences: Mapping[tuple[str, int], float]) -> float | None:
+    """The same over tasks, each by its mean over seeds, so that seeds do not pass for tasks. None where tasks are too few for
+    anything to be found. `differences`: by task and seed."""
+    by_task: dict[str, list[float]] = {}
+    for (task, _), value in differences.items():
+        by_task.setdefault(task, []).append(value)
+    if least_p(len(by_task)) >= SIGNIFICANT:
+        return None
+    return sign_flip_p([fmean(values) for values in by_task.values()])
 
 
 def least_p(pairs: int) -> float:
