@@ -44,7 +44,8 @@ def run(arguments: Sequence[str]) -> int:
         if error.filename is None:  # what fails in writing a file says which
             silence(sys.stdout)
             return _fail(f"cannot print on: {reason}. Files that the command had written by then are whole", 2)
-        return _fail(f"{reason}: {error.filename}. A run that was under way goes on with `certvol adapt --resume`", 2)
+        way_on = "a run that was under way goes on with `certvol adapt --resume`, a benchmark with the same command"
+        return _fail(f"{reason}: {error.filename}; {way_on}", 2)
 
 
 _OF_STREAMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -138,8 +139,8 @@ def _benchmark(options: argparse.Namespace) -> int:
         suite=options.suite,
         out=Path(options.out),
         data=None if options.data is None else Path(options.data),
-        methods=_words(options.methods),
-        tasks=None if options.tasks is None else _words(options.tasks),
+        methods=_words(options.methods, "--methods"),
+        tasks=None if options.tasks is None else _words(options.tasks, "--tasks"),
         split=options.split,
         seeds=_numbers(options.seeds),
         preset=options.preset,
@@ -161,16 +162,16 @@ def _benchmark(options: argparse.Namespace) -> int:
     return 1 if summary.failures else 0
 
 
-def _words(text: str) -> list[str]:
+def _words(text: str, flag: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     if not all(words):
-        raise UserError(f"expected names between commas, found `{text}`")
+        raise UserError(f"{flag}: expected one or more, with commas between them, found `{text}`")
     return list(dict.fromkeys(words))
 
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(word) for word in _words(text)]
+        return list(dict.fromkeys(int(word) for word in _words(text, "--seeds")))
     except ValueError:
         raise UserError(f"--seeds should be whole numbers, such as 0,1,2; found `{text}`") from None
 
@@ -196,7 +197,7 @@ def _demo(options: argparse.Namespace) -> int:
     from certvol.console import ConsoleReporter, percent, print_table, printable
     from certvol.report.page import report_on_finished
 
-    methods = demo.METHODS if options.methods is None else _words(options.methods)
+    methods = demo.METHODS if options.methods is None else _words(options.methods, "--methods")
     accuracies = demo.run(Path(options.out), options.seed, methods, ConsoleReporter(), _Signals())
     rows = [[name, percent(value)] for name, value in accuracies.items()]
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)

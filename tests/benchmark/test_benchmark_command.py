@@ -22,6 +22,7 @@ from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
 from certvol.benchmark.tables import Cell, Row, Table
 from certvol.benchmark.worker import Outcome
 from certvol.cli import run
+from certvol.data.digit_domains import write_digit_domains
 from certvol.errors import Interrupted, UserError
 from certvol.methods import config_classes
 from certvol.reporting import Silent
@@ -40,6 +41,7 @@ def _data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Drawn once."""
     global DATA
     DATA = tmp_path_factory.mktemp("digits")
+    write_digit_domains(DATA, ["thin", "bold"])
     yield
     DATA = None
 
@@ -267,6 +269,8 @@ def test_the_settings_that_were_asked_for_reach_the_runs(tmp_path: Path, played:
         ({"config": Path("nowhere.yaml")}, "nowhere.yaml"),
         ({"settings": {"model.weights": "/nope"}}, "the weights file /nope is not there"),
         ({"methods": ["cvp@model.weights=/"]}, "the weights file / is no file"),
+        ({"settings": {"training.device": "tpu"}}, "`tpu` is no device|`tpu` is not supported"),
+        ({"settings": {"model.backbone": "resnet9999"}}, "no backbone `resnet9999`"),
         ({"suite": "office-31", "tasks": None, "data": None}, "--data ROOT"),
     ],
 )
@@ -278,6 +282,39 @@ def test_mistakes_are_said_before_anything_runs(
         command.run(request, config_classes(), Silent(), StopSignal())
     assert played == []
     assert not (tmp_path / "out" / "benchmark.json").exists()
+
+
+def test_seeds_of_one_method_have_the_same_settings(tmp_path: Path, played: list[Job]) -> None:
+    """A mean over seeds of unlike runs would be a figure of nothing."""
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    with pytest.raises(UserError, match=r"runs/T-B/basic/0 was made with `training.cycles` \d+, now it is 2"):
+        _benchmark(tmp_path, methods=["basic"], seeds=[1], settings={"training.cycles": "2"})
+    _benchmark(tmp_path, methods=["cvp"], seeds=[1], settings={"training.cycles": "2"})  # another method may differ
+
+
+def test_a_damaged_file_of_settings_stops_no_other_run(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path, methods=["basic", "cvp"])
+    (tmp_path / "runs/T-B/cvp/1/config.yaml").write_text("{{{")
+    summary = _benchmark(tmp_path, methods=["basic", "cvp"])
+    ((name, reason),) = summary.failures
+    assert name == "T-B cvp seed 1"
+    assert "damaged" in reason
+    assert "remove" in reason
+    assert [row["status"] for row in _rows(tmp_path)][:3] == ["done"] * 3
+
+
+def test_a_seed_given_twice_is_one(tmp_path: Path, played: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data", str(DATA), "--out", str(tmp_path), "--tasks", "T-B", "--methods", "cvp", "--device", "cpu"]
+    assert run(["benchmark", "digits", *words, "--seeds", "0,00, 0"]) == 0
+    assert [job.seed for job in played] == [0]
+    assert "1 seed per cell" in capsys.readouterr().out
+
+
+def test_nothing_is_written_into_a_root_without_digits(tmp_path: Path, played: list[Job]) -> None:
+    (tmp_path / "root").mkdir()
+    _benchmark(tmp_path / "out", methods=["cvp"], data=tmp_path / "root")
+    assert list((tmp_path / "root").iterdir()) == []
+    assert (tmp_path / "out/data/thin").is_dir()
 
 
 def test_folders_of_another_kind_are_refused(tmp_path: Path, played: list[Job]) -> None:

@@ -22,7 +22,7 @@ def _runs(value: str, seeds: int, tasks: tuple[str, ...] = ("P-S", "R-S"), last:
 
 
 def test_a_label_is_read_as_it_was_made() -> None:
-    for variant in (Variant("cvp"), Variant("cvp", (("method.a", "1e-3"), ("model.norm", "auto")))):
+    for variant in (Variant("cvp"), Variant("cvp", (("method.a", "0.001"), ("model.norm", "auto")))):
         assert variant_of(variant.label) == variant
 
 

@@ -48,6 +48,37 @@ def test_best_and_second_of_ours() -> None:
     assert ranks["MDD"] == [0, 0, 0], "published rows are on another backbone"
 
 
+def test_figures_that_are_shown_alike_rank_alike() -> None:
+    results = [_result("A-W", "basic", seed, value) for seed, value in enumerate([0.381, 0.382])]
+    results += [_result("A-W", "cvp", 0, 0.381), _result("A-W", "dann", 0, 0.2)]
+    table = tables.task_table(OFFICE, results, ["basic", "cvp", "dann"], ["A-W"], "bnm")
+    shown = {
+        row.name: (tables.cell_text(row.cells[2])[:4], row.cells[2].rank) for row in table.rows if not row.published
+    }
+    alike = shown["basic"][0] == shown["cvp"][0]
+    assert alike == (shown["basic"][1] == shown["cvp"][1])
+    for value in range(1, 2000):
+        one, other = (
+            tables.Row(name, [Cell(mean)]) for name, mean in (("a", value / 2000), ("b", value / 2000 + 1e-9))
+        )
+        ranks = [row.cells[0].rank for row in tables._ranked([one, other, tables.Row("c", [Cell(0.0)])], 0)]
+        assert (tables.cell_text(one.cells[0]) == tables.cell_text(other.cells[0])) == (ranks[0] == ranks[1]), value
+
+
+def test_a_model_that_is_not_the_last_cycles_is_told() -> None:
+    results = [_result("A-W", "cvp", seed, 0.5 + seed / 100) for seed in range(3)]
+    results[1] = _result("A-W", "cvp", 1, 0.51, other_delivered=0.444)
+    notes = tables.task_table(OFFICE, results, ["cvp"], ["A-W"], "bnm").notes
+    assert any("delivered another model" in note and "Delivered were: A-W seed 1 44.4." in note for note in notes)
+    assert not any(
+        "delivered another" in note for note in tables.task_table(OFFICE, results[:1], ["cvp"], ["A-W"], "x").notes
+    )
+
+
+def test_latex_has_no_sign_that_its_text_fonts_lack() -> None:
+    assert tables._escaped("< 0.001 | a_b ± 1") == r"$<$ 0.001 $|$ a\_b $\pm$ 1"
+
+
 def test_published_rows_tell_backbone_and_selection() -> None:
     rows = {row.name: row for row in _tables()[0].rows}
     assert rows["DANN"].published

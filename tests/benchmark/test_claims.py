@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,4 +117,7 @@ def test_only_claims_with_runs_are_there_and_their_figures_are_means() -> None:
     assert claims.find([]) == []
     text = markdown([claim_table(claims.find(runs(0.03, 6)))])
     assert "| (b) cvp beats basic | +3.0 ± 0.0 points | 6 | 0.031 | seen |" in text
+    assert "| 20.0 ± 0.0 % less | 6 |" in text
+    rougher = [replace(r, facts={"oscillation": 8.0 if r.method == "basic" else 10.0}) for r in runs(0.03, 6)]
+    assert "| 25.0 ± 0.0 % more | 6 | 0.031 | not seen: the opposite |" in markdown([claim_table(claims.find(rougher))])
     assert "mean of MC-dropout (MCD_mu), Pearson's r | +0.60 ± 0.00 | 6 |" in text

@@ -28,6 +28,18 @@ def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster.RayPool("ray://far", 1, 1.0, lambda job: Path("log"))
 
 
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "nowhere.invalid:6379", "127.0.0.1:99999"]
+)
+def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    def hang(**given: object) -> None:
+        raise AssertionError("Ray would have tried for a quarter of an hour")
+
+    monkeypatch.setattr(cluster, "import_module", lambda name: SimpleNamespace(init=hang))
+    with pytest.raises(UserError, match="no Ray cluster at"):
+        cluster.RayPool(address, 1, 1.0, lambda job: Path("log"))
+
+
 def test_a_job_in_a_worker_fails_with_its_reason_and_raises_where_its_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

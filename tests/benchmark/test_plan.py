@@ -107,25 +107,34 @@ def test_a_file_of_one_method_gives_others_none_of_its_methods_settings() -> Non
     assert given.method.weight == 2
 
 
+def test_a_number_has_one_label_however_it_is_spelt() -> None:
+    def label(value: str) -> str:
+        return plan.Variant("cvp", (("method.samples_weight", value),)).label.partition("=")[2]
+
+    assert label("0") == label("0.0") == label("0e0") == "0"
+    assert label("1e-3") == label("0.001") == "0.001"
+    assert (label("64"), label("auto"), label("nan"), label("16777217")) == ("64", "auto", "nan", "16777217")
+
+
 def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None:
     variant = plan.Variant("cvp")
     config = plan.settings_of(variant, METHODS, "quick", {}, {}, {})
-    job = plan.Job("A-B", "cvp", 0, tmp_path, tmp_path / "s.yaml", tmp_path, tmp_path)
-    plan.check_same_settings(job, config, METHODS)
+    plan.check_same_settings(tmp_path, config, METHODS)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     elsewhere = plan.settings_of(variant, METHODS, "quick", {}, {}, {"training.device": "cpu", "training.seed": 3})
-    plan.check_same_settings(job, elsewhere, METHODS)
+    plan.check_same_settings(tmp_path, elsewhere, METHODS)
     longer = plan.settings_of(variant, METHODS, "quick", {}, {}, {"training.cycles": 61})
     with pytest.raises(UserError, match=r"`training.cycles` 60, now it is 61"):
-        plan.check_same_settings(job, longer, METHODS)
+        plan.check_same_settings(tmp_path, longer, METHODS)
+    (tmp_path / "config.yaml").write_text("{{{")  # of its run it is told that it failed; others go on
+    plan.check_same_settings(tmp_path, longer, METHODS)
 
 
 @pytest.mark.parametrize("name", ["training.tensorboard", "training.checkpoint_previous"])
 def test_what_changes_no_result_may_differ(name: str, tmp_path: Path) -> None:
-    job = plan.Job("A-B", "cvp", 0, tmp_path, tmp_path / "s.yaml", tmp_path, tmp_path)
     one, other = (plan.settings_of(plan.Variant("cvp"), METHODS, "quick", {}, {}, {name: v}) for v in (True, False))
     (tmp_path / "config.yaml").write_text(one.to_yaml())
-    plan.check_same_settings(job, other, METHODS)
+    plan.check_same_settings(tmp_path, other, METHODS)
 
 
 @pytest.mark.parametrize("weights", ["none", "a file"])
@@ -141,6 +150,6 @@ def test_what_a_method_in_closed_form_changes_is_planned(weights: str, tmp_path:
     job = plan.Job("A-B", "coral", 0, tmp_path / "run", tmp_path / "s.yaml", source, target)
     job.settings.write_text(planned.to_yaml())
     certvol.adapt(source, target, job.folder, config=job.settings)
-    plan.check_same_settings(job, planned, METHODS)
+    plan.check_same_settings(job.folder, planned, METHODS)
     again = read_settings_file(job.folder / "config.yaml")
     assert plan.settings_of(plan.Variant("coral"), METHODS, "default", {}, again, {}) == planned

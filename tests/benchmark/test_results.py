@@ -109,10 +109,23 @@ def test_results_csv_is_as_designed_and_read_again(tmp_path: Path) -> None:
     assert list(rows[0]) == "task,method,seed,metric,last,selected,oracle,seconds,status,run".split(",")
     assert list(rows[0].values()) == "A-B cvp 0 accuracy 0.500000  0.666667 1.2 done runs/A-B/cvp/0".split(" ")
     assert rows[1]["status"] == "failed: no space"
-    assert results.read_results(tmp_path / "results.csv") == [("A-B", "cvp", 0), ("A-B", "basic", 1)]
-    assert results.read_results(tmp_path / "nothing.csv") == []
+    assert results.earlier_runs(tmp_path) == [("A-B", "cvp", 0), ("A-B", "basic", 1)]
+    assert results.earlier_runs(tmp_path / "nothing") == []
     odd = Result("..", "a/../../b", 0, "accuracy", "r", "done")
     (tmp_path / "results.csv").write_text(results.results_csv([odd, done]))
-    assert results.read_results(tmp_path / "results.csv") == [("A-B", "cvp", 0)], "a name must not lead elsewhere"
+    assert results.earlier_runs(tmp_path) == [("A-B", "cvp", 0)], "a name must not lead elsewhere"
     (tmp_path / "results.csv").write_text("x,y\n1,2\n")
-    assert results.read_results(tmp_path / "results.csv") == []
+    assert results.earlier_runs(tmp_path) == []
+
+
+def test_damage_to_results_csv_loses_no_run(tmp_path: Path) -> None:
+    for name in ("A-B/cvp/0", "A-B/cvp/1", "A-B/cvp/x", "A-B/cvp/01"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    (tmp_path / "runs/B-A/cvp/0").mkdir(parents=True)  # was not begun
+    rows = [Result("A-B", "basic", 2, "accuracy", "r", "done"), Result("A-B", "cvp", 1, "accuracy", "r", "done")]
+    text = results.results_csv(rows).replace("A-B,cvp,1", "A-B,cvp,one")
+    (tmp_path / "results.csv").write_text(text)
+    assert results.earlier_runs(tmp_path) == [("A-B", "basic", 2), ("A-B", "cvp", 0), ("A-B", "cvp", 1)]
+    (tmp_path / "results.csv").write_bytes(b"\xff\x00garbage")
+    assert results.earlier_runs(tmp_path) == [("A-B", "cvp", 0), ("A-B", "cvp", 1)]

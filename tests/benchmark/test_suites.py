@@ -184,10 +184,15 @@ def test_an_unknown_suite_names_the_nearest() -> None:
 
 
 def test_folders_in_the_place_of_embedded_images_stay_as_they_are(tmp_path: Path) -> None:
-    mine = tmp_path / "bold" / "logo.svg"
-    mine.parent.mkdir()
+    root, digits = tmp_path / "root", suites.SUITES["digits"]
+    mine = root / "bold" / "logo.svg"
+    mine.parent.mkdir(parents=True)
     mine.write_text("mine")
+    found = found_domains(digits, root, ["T-B"], tmp_path / "work")
+    assert {path.parent for path in found.values()} == {tmp_path / "work"}, "nothing is written into a root"
+    (root / "thin").mkdir()
     with pytest.raises(UserError, match="bold is where digits are to be written"):
-        found_domains(suites.SUITES["digits"], tmp_path, ["T-B"], tmp_path / "work")
+        found_domains(digits, root, ["T-B"], tmp_path / "work")
     assert mine.read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["bold"]
+    assert sorted(path.name for path in root.iterdir()) == ["bold", "thin"]
+    assert found_domains(digits, tmp_path / "work", ["T-B"], tmp_path / "other") == found, "made before"

@@ -1,7 +1,9 @@
 """Jobs on a Ray cluster. Data, settings and run folders must lie where every machine of it sees them, by the same paths."""
 
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,6 +17,7 @@ from certvol.errors import UserError
 from certvol.stopping import StopSignal
 
 LOCAL = "local"
+CONNECT_SECONDS = 5.0
 LOOK = 1.0  # seconds between two looks at the cluster
 
 
@@ -32,6 +35,18 @@ def run_job(job: Job, log: Path) -> Outcome:
     return outcome
 
 
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for a quarter of an hour."""
+    found = re.fullmatch(r"(?:ray://)?\[?([^/\s]+?)\]?:(\d{1,5})", address)
+    if found is None:
+        return  # `auto` or another word of Ray's own
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).lower()
+        raise UserError(f"no Ray cluster at {address}: {reason}") from None
+
+
 class RayPool:
     """`workers`: at most so many jobs at a time on a local cluster; a given one takes as many as its resources allow.
 
@@ -47,6 +62,8 @@ class RayPool:
         self.logs = logs
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if address != LOCAL:
+            _check_reachable(address)
         try:
             if address == LOCAL:
                 ray.init(address="local", num_cpus=workers, **quiet)

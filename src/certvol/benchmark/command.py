@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from certvol.benchmark import suites, tables
+from certvol.benchmark.cluster import LOCAL, RayPool
 from certvol.benchmark.figures import draw_ablations
 from certvol.benchmark.grid import LocalPool, Pool, visible_gpus
 from certvol.benchmark.plan import (
@@ -19,15 +20,16 @@ from certvol.benchmark.plan import (
     check_given,
     check_same_data,
     check_same_settings,
-    check_weights,
     read_variants,
     settings_of,
 )
-from certvol.benchmark.results import DONE, STOPPED, WAITING, Result, read_results, read_run, results_csv
+from certvol.benchmark.results import DONE, STOPPED, WAITING, Result, earlier_runs, read_run, results_csv
 from certvol.benchmark.worker import STOP_CODES, Outcome, standing
 from certvol.config import read_settings_file
+from certvol.data.folders import printable
 from certvol.errors import Interrupted, UserError
 from certvol.file_systems import held_alone
+from certvol.preflight import check_network
 from certvol.reporting import Reporter
 from certvol.selection import SELECTORS
 from certvol.stopping import StopSignal
@@ -86,6 +88,9 @@ class Benchmark:
         taken = self._check_folder()
         work = self.out / "data"
         located = suites.locate(self.suite, request.data, self.asked_tasks, work)
+        if self.suite.embedded and request.data is not None and next(iter(located.values())).folder.parent == work:
+            places = (printable(str(place)) for place in (request.data, work))
+            reporter.warn("{} does not hold the digits, which are made: they go into {}".format(*places))
         folders = {letter: domain.given_as(work) for letter, domain in located.items()}
         self.jobs = [
             self._job(task, variant, seed, folders)
@@ -93,13 +98,14 @@ class Benchmark:
             for task in self.asked_tasks
             for variant in self.variants
         ]
-        for job in self.jobs:
-            check_same_settings(job, self.configs[job.method], methods)
-        for label in dict.fromkeys(job.method for job in self.jobs if not RunFolder(job.folder).finished):
-            check_weights(self.configs[label])
-        asked = {(job.task, job.method, job.seed) for job in self.jobs}
-        self.earlier = [key for key in read_results(self.out / "results.csv") if key not in asked]
+        asked = [(job.task, job.method, job.seed) for job in self.jobs]
+        self.earlier = [key for key in earlier_runs(self.out) if key not in set(asked)]
         """Of other calls with this folder: the tables hold them too."""
+        for key in [*asked, *self.earlier]:
+            if key[1] in self.configs:
+                check_same_settings(self.out / self._name(key), self.configs[key[1]], methods)
+        for label in dict.fromkeys(job.method for job in self.jobs if not RunFolder(job.folder).finished):
+            check_network(self.configs[label], device_here=request.ray in (None, LOCAL))
         if not self.suite.embedded:  # what certvol makes itself is the same anywhere
             self._check_same_data(located, work)
         self._make_folder()
@@ -204,8 +210,6 @@ class Benchmark:
     def _pool(self) -> Pool:
         request = self.request
         if request.ray is not None:
-            from certvol.benchmark.cluster import RayPool
-
             return RayPool(request.ray, request.workers, request.gpu_share, self.log_of)
         on_auto = all(config.training.device == "auto" for config in self.configs.values())
         return LocalPool(request.workers, self.log_of, visible_gpus() if on_auto else [])
@@ -255,7 +259,7 @@ class Benchmark:
             self.ends.pop(key, None)
             self._make_room(job)
             result = self._result(key)
-            figure = "" if result.last is None else f"{100 * result.last:.1f}, "
+            figure = "" if result.delivered is None else f"{100 * result.delivered:.1f}, "
             self.reporter.say(f"{job.name}: {figure}{outcome.seconds:.0f} s")
         self.write()
 

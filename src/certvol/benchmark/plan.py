@@ -1,6 +1,7 @@
 """What a benchmark runs: every task by every method, variant and seed, each in a folder of its own."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Variant:
     @property
     def label(self) -> str:
         """method@setting=value, which is a folder's name too."""
-        return self._named(lambda value: _NOT_IN_NAMES.sub("_", value))
+        return self._named(lambda value: _NOT_IN_NAMES.sub("_", _as_one_number(value)))
 
     @property
     def words(self) -> str:
@@ -52,6 +53,15 @@ class Variant:
     def _named(self, spelt: Callable[[str], str]) -> str:
         words = "+".join(f"{name}={spelt(value)}" for name, value in self.settings)
         return f"{self.method}@{words}" if words else self.method
+
+
+def _as_one_number(value: str) -> str:
+    """`0`, `0.0` and `0e0` are one number, and spelt alike; other values are as they are."""
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return repr(number).removesuffix(".0") if math.isfinite(number) else value
 
 
 def variant_of(label: str) -> Variant:
@@ -164,27 +174,18 @@ def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: 
             raise UserError(f"`{setting}` is a setting of none of the methods {', '.join(v.method for v in variants)}")
 
 
-def check_weights(config: Config) -> None:
-    """Every run would fail where the file is missing: that is said before the first."""
-    weights = config.model.weights
-    if weights not in (None, "none") and not Path(str(weights)).is_file():
-        found = "is no file" if Path(str(weights)).exists() else "is not there"
-        raise UserError(
-            f"the weights file {printable(str(weights))} {found}; give a .safetensors or .pth file, or none to train from scratch"
-        )
-
-
-def check_same_settings(job: Job, planned: Config, methods: Methods) -> None:
-    """A run that is there already must be the one that is asked for."""
-    made = job.folder / "config.yaml"
-    if not made.exists():
-        return
-    before = flatten(resolve(methods, file=read_settings_file(made)).as_dict(), str(made))
+def check_same_settings(folder: Path, planned: Config, methods: Methods) -> None:
+    """A run that is there already must be made with the settings that its method has now: tables compare like with like."""
+    made = folder / "config.yaml"
+    try:
+        before = flatten(resolve(methods, file=read_settings_file(made)).as_dict(), str(made))
+    except UserError:
+        return  # there is none, or a damaged one: its run is told to have failed
     now = flatten(planned.as_dict(), "settings")
     for name in sorted({*before, *now} - NO_MATTER):
         if before.get(name) != now.get(name):
             raise UserError(
-                f"{job.folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; give another --out, or the "
+                f"{folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; give another --out, or the "
                 "settings it was made with"
             )
 

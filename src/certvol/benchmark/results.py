@@ -24,6 +24,7 @@ from certvol.training.run_folder import RunFolder
 COLUMNS = ("task", "method", "seed", "metric", "last", "selected", "oracle", "seconds", "status", "run")
 DONE, STOPPED, WAITING = "done", "stopped", "waiting"
 _PLAIN = re.compile(r"\w[-+@=.,\w]*")  # a name that becomes part of a path, and leads nowhere else
+_SEED = re.compile(r"0|[1-9][0-9]{0,18}")
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError, UserError)
 
 
@@ -85,7 +86,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
 
     A run tells the accuracy of one model, the delivered one, on the whole target, and that of every cycle on the watched images.
     Other cycles are the delivered one's accuracy plus the difference on the watched images: all three columns are then
-    comparable, and exact where all images are watched.
+    comparable, and where all images are watched exact but for the precision that the trainer looks in (bf16 on a GPU).
     """
     metric = asked.metric
     files = RunFolder(folder)
@@ -195,11 +196,23 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
 
 
-def read_results(path: Path) -> list[tuple[str, str, int]]:
-    """The runs that `results.csv` names; none where there is no such file, or one of another kind."""
+def earlier_runs(out: Path) -> list[tuple[str, str, int]]:
+    """(task, method, seed) of the runs that `results.csv` of a benchmark's folder names, and of those whose folders are there:
+    damage to the file loses none of them."""
+    found = [*_named_runs(out / "results.csv")]
+    for config in sorted((out / "runs").glob("*/*/*/config.yaml")):
+        *_, task, method, seed, _ = config.parts
+        found.append((task, method, seed))
+    whole = [(task, method, int(seed)) for task, method, seed in found if _SEED.fullmatch(seed)]
+    return [key for key in dict.fromkeys(whole) if all(_PLAIN.fullmatch(word) for word in key[:2])]
+
+
+def _named_runs(path: Path) -> list[tuple[str, str, str]]:
+    """None where there is no such file, or one of another kind; a damaged line is passed over."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            keys = [(row["task"], row["method"], int(row["seed"])) for row in csv.DictReader(file)]
-    except (OSError, KeyError, TypeError, ValueError, csv.Error):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except (OSError, csv.Error):
         return []
-    return [key for key in keys if all(_PLAIN.fullmatch(word) for word in key[:2])]
+    named = [(row.get("task"), row.get("method"), row.get("seed")) for row in rows]
+    return [(task, method, seed) for task, method, seed in named if task and method and seed]

@@ -285,7 +285,10 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
     """
     letters = [letter for letter in suite.letters if any(letter in task.split("-") for task in tasks)]
     if suite.embedded:
-        return {letter: Located((root or work) / suite.letters[letter].folders[0]) for letter in letters}
+        own = {letter: suite.letters[letter].folders[0] for letter in letters}
+        # Nothing is written into a root of the user's: it is for digits that were made before.
+        made = root is not None and all((root / name).is_dir() for name in own.values())
+        return {letter: Located((root if root is not None and made else work) / name) for letter, name in own.items()}
     if root is None:
         raise UserError(
             f"{suite.name} needs --data ROOT, the folder that holds {_folders(suite)}; get it from {suite.where}"
@@ -301,6 +304,8 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
         if not names:
             faults.append(f"the domain {domain.folders[0]} is missing (folder {' or '.join(domain.folders)})")
             continue
+        if len(names) > 1:
+            faults.append(f"the domain {domain.folders[0]} is there {len(names)} times ({', '.join(names)})")
         folders = _class_folders(suite, present[names[0]])
         found[letter] = Located(present[names[0]], {name: places[0] for name, places in folders.items()})
         faults += _class_faults(suite, names[0], folders)

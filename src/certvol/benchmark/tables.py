@@ -19,6 +19,8 @@ from certvol.selection import SELECTORS
 
 AVERAGE = "average"
 OVER_TASKS = "p over tasks"
+MOST_NAMED = 6  # runs in a note
+OPPOSITE = {"less": "more", "more": "less", "sooner": "later"}
 LOSSES = {claims.BASIC: "Basic", claims.WITHOUT_SAMPLES: "No samples CE", claims.FULL: "Full CVP"}  # the paper's names
 WHY_NO_SCORE = {"sigma": "these methods have no sigma", "source_accuracy": "`data.holdout` is 0"}
 WATCHED_NOTE = (
@@ -81,8 +83,8 @@ def all_tables(
         tables = [task_table(suite, done, methods, tasks, selector)]
     if sum(any(result.method == method for result in done) for method in LOSSES) > 1:
         tables.append(loss_table(suite, done, tasks))
-    if baseline is not None and len(methods) > 1:
-        tables.append(gain_table(done, methods, baseline))
+    if baseline is not None and (gains := gain_table(done, methods, baseline)).rows:
+        tables.append(gains)
     if findings := claims.find(done):
         tables.append(claim_table(findings))
     if any(result.cycles is not None for result in done):
@@ -101,11 +103,26 @@ def task_table(suite: Suite, done: Sequence[Result], methods: list[str], tasks: 
         averages = [_average(own, tasks, column) for column in ("last", "selected", "oracle")]
         rows.append(Row(method, [_text(_backbone_of(own)), _text("last"), *cells, *averages]))
     rows = _ranked(rows, skip=2)
-    notes = _choice_notes(done, methods, selector)
+    notes = [*_delivered_notes(done, methods, tasks), *_choice_notes(done, methods, selector)]
     rows += _published_tasks(suite, tasks, notes)
     columns = ["backbone", "chosen by", *tasks, AVERAGE, f"label-free choice ({selector})", "oracle (unattainable)"]
     title = f"{suite.name}: target accuracy, %, mean and standard deviation over seeds"
     return Table(title, columns, rows, 2, [_missing_note(done, methods, tasks), *notes])
+
+
+def _delivered_notes(done: Sequence[Result], methods: list[str], tasks: list[str]) -> list[str]:
+    """Of runs that delivered another model than the last cycle's, which is the one in the table."""
+    notes = []
+    for method in methods:
+        others = [r for r in done if r.method == method and r.task in tasks and r.other_delivered is not None]
+        if others:
+            shown = [f"{r.task} seed {r.seed} {100 * (r.other_delivered or 0):.1f}" for r in others[:MOST_NAMED]]
+            more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+            notes.append(
+                f"{method}: the guard or `guard.select` delivered another model than the last cycle's, which is the one shown. "
+                f"Delivered were: {', '.join(shown)}{more}."
+            )
+    return notes
 
 
 def class_table(suite: Suite, done: Sequence[Result], methods: list[str], task: str, selector: str) -> Table:
@@ -230,7 +247,7 @@ def claim_table(findings: Sequence[claims.Finding]) -> Table:
     for finding in findings:
         claim, mean = finding.claim, mean_and_deviation(finding.effects)
         spread = "" if mean.deviation is None else f" ± {mean.deviation:.{claim.digits}f}"
-        figure = f"{mean.mean:+.{claim.digits}f}{spread} {claim.unit}".strip()
+        figure = _effect(mean.mean or 0.0, spread, claim)
         p = "" if len(finding.effects) < 2 else _chance(finding.p)
         words = (figure, str(len(finding.effects)), p, _chance(finding.p_over_tasks), finding.verdict)
         rows.append(Row(f"({claim.letter}) {claim.words}", [_text(word) for word in words]))
@@ -239,6 +256,14 @@ def claim_table(findings: Sequence[claims.Finding]) -> Table:
         "p: as above, for the effect being none; `seen` and `not seen` are below 0.05 and speak of these tasks alone."
     ]
     return _told_over_tasks(Table("the paper's claims on these runs", columns, rows, notes=notes))
+
+
+def _effect(mean: float, spread: str, claim: claims.Claim) -> str:
+    """As `12.0 ± 3.0 % less`, of the opposite `more`; where the unit tells no direction, with a sign."""
+    *unit, last = claim.unit.split(" ") if claim.unit else [""]
+    if last not in OPPOSITE:
+        return f"{mean:+.{claim.digits}f}{spread} {claim.unit}".strip()
+    return f"{abs(mean):.{claim.digits}f}{spread} {' '.join([*unit, last if mean >= 0 else OPPOSITE[last]])}"
 
 
 def validator_table(done: Sequence[Result]) -> Table:
@@ -371,28 +396,37 @@ def _correlation(values: Sequence[float | None]) -> Cell:
     return _text(f"{statistics.fmean(known):+.2f}" if known else "")
 
 
+def _as_shown(cell: Cell) -> float:
+    """Figures that are shown alike are alike."""
+    return float(_percent(cell.mean or 0.0))
+
+
 def _ranked(rows: list[Row], skip: int) -> list[Row]:
     """Best and second of each column of figures; nothing in a column of one, or where all are alike."""
     ranked = [list(row.cells) for row in rows]
     for column in range(skip, len(rows[0].cells) if rows else 0):
-        shown = {round(1000 * cell.mean) for row in rows if (cell := row.cells[column]).mean is not None}
-        order = sorted(shown, reverse=True)
+        order = sorted(
+            {_as_shown(row.cells[column]) for row in rows if row.cells[column].mean is not None}, reverse=True
+        )
         for cells in ranked:
-            mean = cells[column].mean
-            if mean is not None and len(order) > 1 and round(1000 * mean) in order[:2]:
-                old = cells[column]
-                cells[column] = Cell(old.mean, old.deviation, old.count, "", 1 + order.index(round(1000 * mean)))
+            cell = cells[column]
+            if cell.mean is not None and len(order) > 1 and _as_shown(cell) in order[:2]:
+                cells[column] = replace(cell, text="", rank=1 + order.index(_as_shown(cell)))
     return [Row(row.name, cells, row.published) for row, cells in zip(rows, ranked, strict=True)]
 
 
 # --- forms -------------------------------------------------------------------------------------------------------------
 
 
+def _percent(mean: float) -> str:
+    return f"{100 * mean:.1f}"
+
+
 def cell_text(cell: Cell, plus_minus: str = " ± ") -> str:
     if cell.text or cell.mean is None:
         return cell.text
     spread = "" if cell.deviation is None else f"{plus_minus}{100 * cell.deviation:.1f}"
-    return f"{100 * cell.mean:.1f}{spread}"
+    return f"{_percent(cell.mean)}{spread}"
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -410,7 +444,10 @@ def _markdown(table: Table) -> str:
 
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
-_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = {
+    **{"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{c: f"${c}$" for c in "<>|"},  # in text, the usual fonts have other signs there
+}
 
 
 def _escaped(text: str) -> str:

@@ -25,6 +25,14 @@ def check_present(run: Path) -> None:
         )
 
 
+def halved(probabilities_NC: NDArray[np.float32]) -> NDArray[np.float16]:
+    """In half precision, in which the most probable class stays the most probable."""
+    half, labels_N = probabilities_NC.astype(np.float16), probabilities_NC.argmax(axis=1)
+    moved = np.flatnonzero(half.argmax(axis=1) != labels_N)
+    half[moved, labels_N[moved]] = np.nextafter(half[moved].max(axis=1), np.float16(np.inf))
+    return half
+
+
 class Journal:
     """What training writes line by line. Lines after the last checkpoint are cut off on resuming, and written again."""
 
@@ -56,7 +64,7 @@ class Journal:
         if not self.writes:
             return
         self._append(self.scores, {"cycle": cycle, **scores})
-        half = torch.from_numpy(probabilities_NC).to(torch.float16)
+        half = torch.from_numpy(halved(probabilities_NC))
         # Not synced: a run that resumes from its last checkpoint writes what came after it again.
         write_tensors(self.cycles_folder / f"{cycle:04d}.safetensors", {"probabilities": half}, synced=False)
 
