@@ -232,7 +232,8 @@ def spherical_layer(x: Tensor, weight: Tensor, bias: Tensor, radius: float) -> T
     pole[-1] = radius
     cosine = float(x @ pole) / float(x.norm() * pole.norm())
     direction = x / x.norm() - cosine * pole / radius
-    tangent = radius * math.acos(cosine * (1 - 1e-4)) * (direction / direction.norm())[:-1]
+    shrunk = cosine * (1 - 1e-4) if abs(cosine) > 1 - 1e-4 else cosine
+    tangent = radius * math.acos(shrunk) * (direction / direction.norm())[:-1]
     moved = weight @ tangent + bias
     angle = float(moved.norm()) / radius
     wrapped = torch.cat([radius * math.sin(angle) * moved / moved.norm(), torch.tensor([radius * math.cos(angle)])])

@@ -233,6 +233,25 @@ def test_without_pretrained_weights_a_method_in_closed_form_is_fitted_on_what_pr
     assert found.labels == [table[str(path.relative_to(folders[1]))] for path in paths]
 
 
+@pytest.mark.parametrize("method", ["coral", "jda", "gtda"])
+def test_a_shift_that_a_method_removes_is_not_taken_for_a_collapse(method: str, tmp_path: Path) -> None:
+    """The target's mean is moved from one class towards another. What is fitted classifies by the target's own mean, in which
+    held-out images of the source fall into wrong classes: that is no harm."""
+    rng = np.random.default_rng(0)
+    means_CD, labels_N = 0.8 * rng.normal(size=(5, 32)), np.repeat(np.arange(5), 60)
+    shift_D = 2 * (means_CD[0] - means_CD[1])
+    for name, moved_D in (("source", 0 * shift_D), ("target", shift_D)):
+        rows_ND = means_CD[labels_N] + rng.normal(size=(300, 32)) + moved_D
+        np.savez(tmp_path / f"{name}.npz", features=rows_ND.astype(np.float32), labels=labels_N)
+    given = {"method.name": method, "training.pretrain_steps": 100, "training.batch_size": 64, "training.device": "cpu"}
+    run = certvol.adapt(tmp_path / "source.npz", tmp_path / "target.npz", out=tmp_path / "run", **given)
+    assert run.delivery.model == "last"
+    assert run.metrics is not None
+    assert run.metrics["source_only"]["accuracy"] < 0.5
+    if method != "jda":  # which takes both domains' features as they are
+        assert run.metrics["adapted"]["accuracy"] > 0.9
+
+
 def test_a_domain_is_aligned_by_its_own_statistics(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,10 @@ class Job:
         self.method = create_method(config, self.inputs.backbone, self.info, len(self.source.classes))
         if config.training.teacher > 0 and self.method.teacher is None:
             self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
+        elif config.training.teacher > 0:
+            self.reporter.warn(
+                f"{config.method_name} has a teacher of its own: `method.teacher_decay` counts, and `training.teacher` does not"
+            )
         self._check_choice()
 
     def _check_choice(self) -> None:

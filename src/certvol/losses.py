@@ -162,5 +162,5 @@ def smoothed_cross_entropy(logits_NC: Tensor, labels_N: Tensor, smoothing: float
     """One value per image: against 1 - smoothing for the label and smoothing / (C - 1) for every other class."""
     log_NC = logits_NC.float().log_softmax(dim=1)
     own_N = log_NC.gather(1, labels_N[:, None]).squeeze(1)
-    other = smoothing / (logits_NC.shape[1] - 1)
+    other = smoothing / max(1, logits_NC.shape[1] - 1)
     return -((1 - smoothing) * own_N + other * (log_NC.sum(dim=1) - own_N))

@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 import references
+from certvol.clusters import gaussian_uniform_posterior
 from certvol.config import resolve
 from certvol.errors import UserError
 from certvol.methods import config_classes
@@ -29,6 +32,20 @@ def test_outliers_of_a_class_weigh_nothing_and_its_core_much() -> None:
     assert weights[:4].tolist() == [0] * 4
     assert weights[4:50].median() > 0.7
     assert ((weights == 0) | (weights >= 0.5)).all()
+
+
+def test_weights_are_by_angles_from_the_centre_of_a_label() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(40, 4) + torch.tensor([2.0, 0.0, 0.0, 0.0])
+    labels = torch.arange(40) % 2
+    expected = torch.zeros(40)
+    for label in (0, 1):
+        own = rows[labels == label] / rows[labels == label].norm(dim=1, keepdim=True)
+        centre = own.sum(dim=0) / own.sum(dim=0).norm()
+        angles = [math.acos(float(row @ centre)) for row in own]
+        expected[labels == label] = gaussian_uniform_posterior(torch.tensor(angles))
+    expected[expected < 0.5] = 0
+    assert pseudo_label_weights(rows, labels, 3).tolist() == pytest.approx(expected.tolist(), abs=1e-3)
 
 
 @pytest.mark.parametrize("method", ["rsda_dann", "rsda_mstn"])
@@ -91,7 +108,7 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(name: str) -> None:
 
     def layer(weights: Weights, number: int, x: Tensor) -> Tensor:
         cosine = x[:, -1:] / x.norm(dim=1, keepdim=True)
-        tangent = radius * torch.acos(cosine * (1 - 1e-4)) * to_unit(x[:, :-1])
+        tangent = radius * torch.acos(torch.where(cosine.abs() > 0.9999, 0.9999 * cosine, cosine)) * to_unit(x[:, :-1])
         moved = linear(weights, f"discriminator.layers.{number}.linear", tangent)
         angle = moved.norm(dim=1, keepdim=True) / radius
         wrapped = torch.cat([torch.sin(angle) * to_unit(moved), torch.cos(angle)], 1)

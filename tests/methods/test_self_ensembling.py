@@ -1,10 +1,18 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+import certvol
 import references
+from certvol.config import resolve
+from certvol.errors import UserError
+from certvol.methods import config_classes
 from certvol.methods.protocol import Batch
 from certvol.methods.self_ensembling import class_balance, consistency
+from ear import Ear
+from images import tiny, write_domain
 from methods.plain_steps import Weights, assert_steps_are, common_logits, features_of, negative_log_likelihood
 from methods.test_contract import fitted, make_batch, make_method
 
@@ -86,3 +94,16 @@ def test_under_mixed_precision_the_student_does_not_get_the_teachers_weights() -
     assert again.item() == pytest.approx(
         negative_log_likelihood(logits[:8].float(), batch.labels_N[:8]).item(), abs=0.05
     )
+
+
+def test_a_second_teacher_is_not_asked_for_in_silence(tmp_path: Path) -> None:
+    source, target = write_domain(tmp_path / "source", 4), write_domain(tmp_path / "target", 4, seed=1)
+    ear = Ear()
+    settings = tiny(method__name="self_ensembling", training__teacher=0.5, training__cycles=1)
+    certvol.adapt(source, target, out=tmp_path / "run", reporter=ear, **settings)
+    assert any("`method.teacher_decay` counts, and `training.teacher` does not" in text for text in ear.warned)
+
+
+def test_no_probability_is_above_a_threshold_of_1() -> None:
+    with pytest.raises(UserError, match=r"`method.threshold` should be below 1, found 1.5"):
+        resolve(config_classes(), overrides={"method.name": "self_ensembling", "method.threshold": 1.5})

@@ -4,23 +4,15 @@ import pytest
 
 import certvol
 from certvol.errors import Interrupted
-from certvol.reporting import Silent
 from certvol.training import pace
 from certvol.training.pace import LONG, TIMED, Pace
+from ear import Ear
 from images import tiny, write_domain
 from stop_at import StopAt
 
 
-class Listener(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    @property
-    def long(self) -> list[str]:
-        return [text for text in self.said if "that are left" in text]
+def long(ear: Ear) -> list[str]:
+    return [text for text in ear.said if "that are left" in text]
 
 
 class Clock:
@@ -32,7 +24,7 @@ class Clock:
 
 @pytest.mark.parametrize(("seconds", "spoken"), [(1.001 * LONG / 94, 1), (0.99 * LONG / 94, 0)])
 def test_a_long_run_is_told_once_and_a_short_one_not(seconds: float, spoken: int) -> None:
-    listener, clock = Listener(), Clock()
+    listener, clock = Ear(), Clock()
     run = Pace(100, listener, clock)
     for step in range(100):
         clock.now += 1000.0 if step == 0 else seconds  # the first one prepares, and does not count
@@ -44,7 +36,7 @@ def test_a_long_run_is_told_once_and_a_short_one_not(seconds: float, spoken: int
 
 
 def test_too_few_steps_say_nothing() -> None:
-    listener, clock = Listener(), Clock()
+    listener, clock = Ear(), Clock()
     run = Pace(TIMED, listener, clock)
     for _ in range(TIMED):
         clock.now += 10 * LONG
@@ -56,18 +48,18 @@ def test_a_run_counts_what_is_left_of_both_phases(tmp_path: Path, monkeypatch: p
     """12 + 3 x 4 steps; where it goes on after three, 21 are left to it."""
     monkeypatch.setattr(pace, "LONG", 0.0)
     source, target = write_domain(tmp_path / "source"), write_domain(tmp_path / "target", shift=20, seed=1)
-    first, second = Listener(), Listener()
+    first, second = Ear(), Ear()
     with pytest.raises(Interrupted):
         certvol.adapt(source, target, out=tmp_path / "run", reporter=first, stop_signal=StopAt(3), **tiny())
     certvol.adapt(resume=tmp_path / "run", reporter=second)
-    assert first.long == []
-    assert len(second.long) == 1
-    assert f"for the {24 - 3 - 1 - TIMED} that are left" in second.long[0]
+    assert long(first) == []
+    assert len(long(second)) == 1
+    assert f"for the {24 - 3 - 1 - TIMED} that are left" in long(second)[0]
 
 
 def test_a_frozen_backbone_has_nothing_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "LONG", 0.0)
     source, target = write_domain(tmp_path / "source"), write_domain(tmp_path / "target", shift=20, seed=1)
-    listener = Listener()
+    listener = Ear()
     certvol.adapt(source, target, out=tmp_path / "run", reporter=listener, **tiny(model__train="head"))
-    assert listener.long == []
+    assert long(listener) == []

@@ -14,24 +14,12 @@ from safetensors.torch import load_file
 import certvol
 from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.methods import discover
-from certvol.reporting import Silent
 from certvol.training.checkpoint import read_about
+from ear import Ear
 from images import HUES, tiny, write_domain
 from stop_at import StopAt
 
 METHODS = list(discover())
-
-
-class Ear(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.warned: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,13 @@ and matched back to them, gives the pseudo-labels; images further than `max_dist
 with fewer than `min_images`, are left out. Loss: cross-entropy on the source + `weight` * CDD, the contrastive domain
 discrepancy of the batch: kernel discrepancy within classes minus that between classes, on the feature and on the class
 probabilities.
-Deliberate differences: cross-entropy is of the source rows of the same class-aware batch (published: of another batch, so
-twice the cost); the common network, pretraining and schedule (published: one linear layer, ten times its rate, layers up to
-the first block fixed, ImageNet weights to begin with); a class that is left out still has its turn in the batches, with
-source images in the place of its target ones, which then count in the cross-entropy (published: no turn). Published with
-`model.norm dsbn`. `classes: all` divides CDD by the number of all classes and their pairs, as the published code does;
-`batch` by those in the batch, as the paper writes it.
+Deliberate differences: centres of the source's classes are those of unit features (published: sums of features as they
+are, so that long ones weigh more); cross-entropy is of the source rows of the same class-aware batch (published: of
+another batch, so twice the cost); the common network, pretraining and schedule (published: one linear layer, ten times
+its rate, layers up to the first block fixed, ImageNet weights to begin with); a class that is left out still has its
+turn in the batches, with source images in the place of its target ones, which then count in the cross-entropy
+(published: no turn). Published with `model.norm dsbn`. `classes: all` divides CDD by the number of all classes and
+their pairs, as the published code does; `batch` by those in the batch, as the paper writes it.
 """
 
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ def contrastive_discrepancy(
     e_CC, both_CC = class_discrepancies(layers, source_labels_N, target_labels_M, num_classes)
     equal_CC = torch.eye(num_classes, device=e_CC.device)
     if over_all:
-        alike, unlike = num_classes, num_classes * (num_classes - 1)
+        alike, unlike = num_classes, max(1, num_classes * (num_classes - 1))
         return (e_CC * equal_CC).sum() / alike - (e_CC * (1 - equal_CC)).sum() / unlike
     alike_here, unlike_here = ((both_CC * part).sum().clamp(min=1) for part in (equal_CC, 1 - equal_CC))
     return (e_CC * equal_CC).sum() / alike_here - (e_CC * (1 - equal_CC)).sum() / unlike_here

@@ -5,11 +5,11 @@ Implemented: cross-entropy on the source + `consistency_weight` * (mean over tar
 between the student's and the teacher's probabilities, counted where the teacher is surer than `threshold` +
 `balance_weight` * class balance). The teacher is the average of the student's weights; it computes with the batch's own
 statistics and dropout, as the student does, labels the target and is what is delivered.
-Deliberate differences: the common network, optimiser and views (published: Adam, a 512 wide bottleneck, views with
-stronger colours), and pretraining on the source. The published code's two quirks (softmax taken twice on the source,
-log(1 + q) in the class balance where log(1 - q) is meant) are behind `quirks`. Published with batches of each domain's
-own, which are `model.norm dsbn` or `per_domain` here; with mixed statistics the teacher sees the source rows too, so
-that its statistics are of the same mixture.
+Deliberate differences: the common network, optimiser and views (published: Adam, a 512 wide bottleneck, first layers up
+to the first block fixed, views with stronger colours), and pretraining on the source. The published code's two quirks
+(softmax taken twice on the source, log(1 + q) in the class balance where log(1 - q) is meant) are behind `quirks`.
+Published with batches of each domain's own, which are `model.norm dsbn` or `per_domain` here; with mixed statistics the
+teacher sees the source rows too, so that its statistics are of the same mixture.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Method(AdaptationMethod):
     class Config:
         teacher_decay: float = bounded(0.99, least=0, below=1)
         consistency_weight: float = bounded(10.0, least=0)
-        threshold: float = bounded(0.9, least=0)  # of the teacher's highest probability
+        threshold: float = bounded(0.9, least=0, below=1)  # of the teacher's highest probability
         balance_weight: float = bounded(0.01, least=0)  # times the weight of the consistency
         quirks: bool = False  # of the published code
 

@@ -10,7 +10,8 @@ published code does: the loss is then bounded, where the paper's form grows with
 that scale is large it is nearly idle (on Inception-v3's features its gradient is a tenth of the cross-entropy's).
 Deliberate differences: the common classifier, dropout and batches (published: one linear layer,
 `model.classifier_layers 1`; dropout 0.75; batches of 10 classes with 12 + 12 images, the target's from three ranges of
-certainty); sets of means drawn at the beginning of a cycle, instead of anew every 5 steps.
+certainty); sets of means drawn at the beginning of a cycle, instead of anew every 5 steps; the common schedule
+(published: 2.5e-4, a tenth of it after two thirds of the cycles).
 """
 
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Method(AdaptationMethod):
     class Config:
         passes: int = bounded(20, above=0)
         drop: float = bounded(0.85, least=0, below=1)  # of MC-dropout
-        floor: float = bounded(0.05, least=0)
+        floor: float = bounded(0.05, least=0, below=1)
         mean_draws: int = bounded(10, above=0)
         label_smoothing: float = bounded(0.2, least=0, below=1)  # on the source
         alignment_weight: float = bounded(1.0, least=0)

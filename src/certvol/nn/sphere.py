@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SHRINK = 1 - 1e-4  # of the cosine: the slope of acos is infinite at 1
+SHRINK = 1 - 1e-4  # of a cosine beyond it: the slope of acos is infinite at 1
 
 
 def unit(x_ND: Tensor) -> Tensor:
@@ -19,7 +19,8 @@ def unit(x_ND: Tensor) -> Tensor:
 def log_map(x_ND: Tensor, radius: float) -> Tensor:
     """From the sphere to the tangent space, which has one coordinate fewer."""
     units_ND = unit(x_ND)
-    angle_N1 = (SHRINK * units_ND[:, -1:]).clamp(-SHRINK, SHRINK).acos()
+    cosine_N1 = units_ND[:, -1:]
+    angle_N1 = torch.where(cosine_N1.abs() > SHRINK, SHRINK * cosine_N1, cosine_N1).acos()
     return radius * angle_N1 * unit(units_ND[:, :-1])
 
 

@@ -430,7 +430,9 @@ class Trainer:
 
     def _scores(self, outputs: Outputs) -> Scores:
         right = None
-        if len(self.watched_source) > 0:
+        # What is fitted in closed form classifies the target by the target's own mean and scale: of the source it tells nothing.
+        fitted = self.method.closed_form and self.position.cycle > 0
+        if len(self.watched_source) > 0 and not fitted:
             predicted = self.predict(SOURCE, self.watched_source, SOURCE).labels_N
             right = float((predicted == self.source_labels[self.watched_source]).mean())
         if self.state.pretrained_NC is None:
