@@ -34,7 +34,14 @@ def test_what_was_done_before_says_nothing_of_the_pace(lines: tuple[ConsoleRepor
     reporter.start("pretraining", 500, 400)
     now[0] += 10
     reporter.advance(1)
-    assert out.getvalue() == "pretraining: 401/500, 990 s left\n"
+    assert out.getvalue() == "pretraining: 401/500, 16 min left\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7199, "120 min"), (19_080, "5.3 h")]
+)
+def test_long_times_are_told_in_minutes_and_hours(seconds: float, words: str) -> None:
+    assert console.duration(seconds) == words
 
 
 def test_without_a_pace_no_time_is_told(lines: tuple[ConsoleReporter, io.StringIO, list[float]]) -> None:

@@ -78,9 +78,9 @@ class ConsoleReporter:
         elapsed = self.printed - self.started
         here = self.done - self.before
         if self.done >= self.total:
-            ending = f", {elapsed:.0f} s"
+            ending = f", {duration(elapsed)}"
         else:
-            ending = f", {elapsed / here * (self.total - self.done):.0f} s left" if here > 0 else ""
+            ending = f", {duration(elapsed / here * (self.total - self.done))} left" if here > 0 else ""
         self.say(f"{self.what}: {self.done}/{self.total}{ending}{'  ' + self.text if self.text else ''}")
 
     def finish(self) -> None:
@@ -90,6 +90,12 @@ class ConsoleReporter:
         elif self.total > 0 and self.what:
             self._plain_line()
         self.what, self.total = "", 0
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def percent(share: float | None) -> str:
