@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,30 @@ def test_an_empty_cluster_keeps_its_first_centre() -> None:
     clusters, _, centres = spherical_kmeans(rows, first)
     assert clusters.tolist() == [0, 0]
     assert centres[1].tolist() == [-1.0, 0.0]
+
+
+def test_a_cluster_that_loses_its_rows_goes_back_to_its_first_centre() -> None:
+    def at(degrees: float) -> list[float]:
+        return [math.cos(math.radians(degrees)), math.sin(math.radians(degrees)), 0.0]
+
+    rows = torch.tensor([at(60)] * 10 + [at(-60)] * 10 + [at(40), at(-40)])
+    first = torch.nn.functional.normalize(torch.tensor([at(95), [1.0, 0.0, 0.5], at(-95)]), dim=1)
+    # The rows at 40 and -40 draw the middle centre into their plane, then go to the outer ones, which have come nearer.
+    one_round = spherical_kmeans(rows, first, most_rounds=1)[2]
+    assert one_round[1].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-6)
+    clusters, _, centres = spherical_kmeans(rows, first)
+    assert clusters.tolist() == [0] * 10 + [2] * 10 + [0, 2]
+    assert torch.allclose(centres[1], first[1])
+
+
+def test_k_means_ends_when_centres_move_by_less_than_the_tolerance_on_average() -> None:
+    generator = torch.Generator().manual_seed(2)
+    rows, first = torch.randn(60, 4, generator=generator), torch.randn(5, 4, generator=generator)
+    once, twice = (spherical_kmeans(rows, first, tolerance=0.0, most_rounds=rounds)[2] for rounds in (1, 2))
+    moved = cosine_distance(first, once).diagonal().mean().item()
+    assert torch.equal(spherical_kmeans(rows, first, tolerance=1.01 * moved)[2], once)
+    assert torch.equal(spherical_kmeans(rows, first, tolerance=0.99 * moved, most_rounds=2)[2], twice)
+    assert not torch.allclose(once, twice, atol=1e-2)
 
 
 def test_rows_of_zero_are_as_far_from_all_and_do_no_harm() -> None:

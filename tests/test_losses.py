@@ -187,6 +187,27 @@ def test_class_confusion_is_the_naive_loop() -> None:
     assert losses.class_confusion(logits, 1.7).item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_class_confusion_has_no_gradient_through_the_weights_of_its_rows(temperature: float) -> None:
+    logits = 3 * torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+
+    def gradient(constant_weights: bool) -> torch.Tensor:
+        plain = logits.double().requires_grad_()
+        p = torch.softmax(plain / temperature, 1)
+        weights = 1 + torch.exp((p * p.log()).sum(1))
+        if constant_weights:
+            weights = torch.tensor(weights.tolist(), dtype=torch.float64)
+        confusion = torch.einsum("n,na,nb->ab", weights / weights.mean(), p, p)
+        total = sum(confusion[a, b] / confusion[a].sum() for a in range(5) for b in range(5) if a != b)
+        return torch.autograd.grad(total / 5, plain)[0].float()
+
+    own = logits.clone().requires_grad_()
+    losses.class_confusion(own, temperature).backward()
+    assert own.grad is not None
+    assert torch.allclose(own.grad, gradient(True), rtol=1e-4, atol=1e-7)
+    assert (gradient(False) - gradient(True)).norm() > 0.05 * gradient(True).norm()
+
+
 def _finite_with_gradients(loss: torch.Tensor, *inputs: torch.Tensor) -> None:
     assert torch.isfinite(loss)
     if loss.requires_grad:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import references
+from certvol.clusters import spherical_kmeans
 from certvol.methods.can import contrastive_discrepancy
 from certvol.methods.protocol import Batch
 from methods.plain_steps import Weights, assert_steps_are, common_logits, features_of, negative_log_likelihood
@@ -74,6 +75,20 @@ def test_clusters_give_labels_and_far_images_and_small_classes_are_left_out() ->
     features[4] = torch.ones(method.network.info.dim)  # as far from all centres
     survey = dataclasses.replace(make_survey(method, len(features)), features_ND=features, source_centres_CD=centres)
     assert method.label_target(survey).labels_N.tolist() == [0, 0, 0, 0, -1, 1, 1, 1, 1, -1, -1]
+
+
+def test_clusters_that_have_drifted_are_matched_back_to_the_classes() -> None:
+    method = make_method("can", min_images=0)
+    centres = torch.eye(CLASSES, method.network.info.dim)
+    features = torch.zeros(16, method.network.info.dim)
+    features[:10, 0], features[:10, CLASSES] = 0.3, 1.0  # far from all, least so from class 0
+    angles = torch.tensor([20.0] * 3 + [46.0]).deg2rad()  # from class 0 to class 1
+    features[10:14, 0], features[10:14, 1] = angles.cos(), angles.sin()
+    features[14:] = centres[2:]
+    # The ten draw the first centre away from class 0, so that the three near it go to the second, which they draw to class 0.
+    survey = dataclasses.replace(make_survey(method, len(features)), features_ND=features, source_centres_CD=centres)
+    assert spherical_kmeans(features, centres)[0].tolist() == [0] * 10 + [1] * 4 + [2, 3]
+    assert method.label_target(survey).labels_N.tolist() == [1] * 10 + [0] * 4 + [2, 3]
 
 
 def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:

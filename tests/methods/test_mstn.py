@@ -7,6 +7,7 @@ from torch import Tensor
 import references
 from certvol.losses import class_means
 from certvol.methods.protocol import Batch
+from certvol.nn.bottleneck import compared_rows
 from methods.plain_steps import (
     Weights,
     assert_steps_are,
@@ -52,6 +53,19 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(pseudo_labels: str) -> 
         return ce + confusion[0] - 0.2 * LAMBDA * confusion[1] + 5 * LAMBDA * semantic
 
     assert_steps_are(make_method("mstn", weight=5.0, pseudo_labels=pseudo_labels, **SMALL), loss, steps=3)
+
+
+def test_target_rows_are_filed_under_what_the_network_says_without_dropout() -> None:
+    method = make_method("mstn", **SMALL).train()
+    method.network.classifier.dropout = 0.9
+    batch = make_batch(n=64)
+    rows, _ = compared_rows(method.network, batch.images_NCHW)
+    logits = linear(dict(method.named_parameters()), "network.classifier.output", rows[32:])
+    method.loss_terms(batch)
+    centroids, seen = class_means(rows[32:], logits.argmax(1), CLASSES)
+    assert seen.sum() > 1
+    assert torch.equal(method.seen_2C[1], seen)
+    assert torch.allclose(method.sums_2CB[1], centroids, atol=1e-5)
 
 
 def test_an_absent_class_keeps_its_centroid() -> None:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -72,6 +74,23 @@ def test_sets_of_means_differ_by_what_was_drawn() -> None:
     first, second, _ = method.class_means_RCD
     assert first.shape == (CLASSES, method.network.info.dim)
     assert not torch.equal(first, second)
+
+
+def test_classes_of_the_means_are_drawn_with_the_probabilities_of_the_soft_labels() -> None:
+    method = make_method("ufal", passes=1, drop=0.0, floor=0.0)
+    of_ones, of_zeros = torch.tensor([0.6, 0.2, 0.1, 0.1]), torch.tensor([0.2, 0.6, 0.1, 0.1])
+    output = method.network.classifier.output
+    output.weight.data.zero_()[:, 0] = of_ones.log() - of_zeros.log()
+    output.bias.data.copy_(of_zeros.log())
+    features = torch.zeros(4000, method.network.info.dim)
+    features[:2000, 0] = 1.0
+    with torch.no_grad():
+        survey = dataclasses.replace(make_survey(method, 4000), features_ND=features)
+        q = method.label_target(survey).tables["soft_labels"]
+    assert torch.allclose(q[[0, -1]], torch.stack([of_ones, of_zeros]), atol=1e-5)
+    # The mean of a class is the share of ones among those that drew it.
+    for label, share in enumerate(of_ones / (of_ones + of_zeros)):
+        assert method.class_means_RCD[:, label, 0].mean().item() == pytest.approx(share.item(), abs=0.04)
 
 
 def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:

@@ -14,6 +14,7 @@ import certvol
 from certvol.errors import Interrupted, UserError
 from certvol.methods import basic, discover
 from certvol.methods.protocol import Labelled, Survey
+from certvol.nn.norm import SOURCE, TARGET
 from certvol.training.checkpoint import read_tensors, without_prefix
 from certvol.training.labeller import Labeller
 from certvol.training.stepper import Stepper
@@ -189,6 +190,52 @@ def test_a_method_may_label_the_whole_target_and_leave_images_out(
     seen = torch.cat(_Noted.seen)
     assert len(seen) > 0
     assert (seen % 2 == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["per_domain", "dsbn"])
+def test_the_centres_of_the_source_are_those_by_its_own_statistics(
+    mode: str, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surveys = 0
+    survey_of = Labeller.survey
+
+    def watched(self: Labeller, cycle: int, stage: int, source: Any, between: Any) -> Survey:
+        nonlocal surveys
+        surveys += 1
+        survey = survey_of(self, cycle, stage, source, between)
+        network = self.method.network.eval()
+        centres = []
+        for statistics in (SOURCE, TARGET):
+            with torch.no_grad(), network.rows_of(domain=statistics):
+                views = [next(iter(self.views.test_batches(SOURCE, pool, len(pool)))) for pool in source]
+                features = [network.features(view_NCHW) for view_NCHW in views]
+            centres.append(torch.stack([(rows / rows.norm(dim=1, keepdim=True)).sum(0) for rows in features]))
+        assert survey.source_centres_CD is not None
+        assert torch.allclose(survey.source_centres_CD, centres[SOURCE], atol=1e-4)
+        assert not torch.allclose(survey.source_centres_CD, centres[TARGET], atol=0.1)
+        return survey
+
+    monkeypatch.setattr(Labeller, "survey", watched)
+    certvol.adapt(*folders, out=tmp_path / "run", **tiny(method__name="can", model__norm=mode, training__cycles=2))
+    assert surveys == 2
+
+
+def test_stages_start_without_momentum(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without: list[int] = []
+    step = Stepper.step
+
+    def watched(self: Stepper, plan: Any, index: int, place: int, progress: float, adapting: bool, rate: float) -> Any:
+        if adapting and not self.optimizer.state:
+            without.append(place)
+        return step(self, plan, index, place, progress, adapting, rate)
+
+    monkeypatch.setattr(Stepper, "step", watched)
+    settings = tiny(method__name="rsda_dann", method__rounds=2, training__cycles=2, training__cycle_steps=2)
+    settings["training.fresh_optimizer"] = False  # which is about the first stage alone
+    certvol.adapt(*folders, out=tmp_path / "run", **settings)
+    assert without == [4, 8]  # the first stage goes on with that of pretraining
 
 
 def test_stages_start_from_the_pretrained_weights_with_labels_of_the_stage_before(
