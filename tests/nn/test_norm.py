@@ -170,6 +170,54 @@ def test_the_fused_form_for_halves_is_the_same_function(mode: norm.Mode) -> None
         assert torch.allclose(plain, fused_one, atol=1e-5)
 
 
+@pytest.mark.parametrize("own_target", [0, 2])
+def test_a_process_without_target_rows_takes_part_where_others_have_some(
+    monkeypatch: pytest.MonkeyPatch, own_target: int
+) -> None:
+    """Each layer asks all processes twice, whatever rows it has itself: else one would wait for the other for ever."""
+    torch.manual_seed(0)
+    own, others = (
+        torch.randn(4 + own_target, 3, 2, 2),
+        {norm.SOURCE: torch.randn(2, 3, 2, 2), norm.TARGET: torch.randn(3, 3, 2, 2)},
+    )
+    layer = norm.DomainBatchNorm(
+        nn.BatchNorm2d(3), norm.Domains(mode="per_domain", num_source=4, synchronised=True)
+    ).train()
+    asked: list[torch.Tensor] = []
+
+    def with_others(sums: torch.Tensor) -> torch.Tensor:
+        rows = others[len(asked)]  # the running mean is 0, so these are the sums of another process
+        asked.append(sums)
+        count = torch.tensor([rows.numel() / 3])
+        return sums + torch.cat([rows.sum(dim=(0, 2, 3)), rows.square().sum(dim=(0, 2, 3)), count])
+
+    monkeypatch.setattr(norm, "_sum_over_processes", with_others)
+    found = layer(own)
+    assert len(asked) == 2
+    assert found.shape == own.shape
+    for domain, part in ((norm.SOURCE, own[:4]), (norm.TARGET, own[4:])):
+        everything = torch.cat([part, others[domain]])
+        mean_C = everything.mean(dim=(0, 2, 3))
+        assert torch.allclose(layer.running_mean_2C[domain], 0.1 * mean_C, atol=1e-6)
+        assert torch.allclose(
+            layer.running_var_2C[domain], 0.9 + 0.1 * everything.transpose(0, 1).flatten(1).var(dim=1), atol=1e-5
+        )
+
+
+def test_statistics_of_a_domain_that_nobody_has_do_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in pretraining."""
+    monkeypatch.setattr(norm, "_sum_over_processes", lambda sums: sums)
+    layer = norm.DomainBatchNorm(nn.BatchNorm2d(3), norm.Domains(mode="dsbn", num_source=4, synchronised=True)).train()
+    x = torch.randn(4, 3, 2, 2, requires_grad=True)
+    layer(x).square().sum().backward()
+    assert layer.running_mean_2C[norm.TARGET].tolist() == [0.0] * 3
+    assert layer.running_var_2C[norm.TARGET].tolist() == [1.0] * 3
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert layer.weight_SC.grad is not None
+    assert layer.weight_SC.grad.isfinite().all()
+
+
 def test_synchronised_alone_is_an_ordinary_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norm, "_sum_over_processes", lambda values: values)
     found = []

@@ -77,7 +77,8 @@ class DomainBatchNorm(nn.Module):
         split = self.domains.num_source
         if split is None:
             return self._normalise(x, self.domains.whole_batch)
-        if split == 0 or split == x.shape[0]:
+        # Where statistics are of all processes, one without rows of a domain still takes part: others may have some.
+        if (split == 0 or split == x.shape[0]) and not (self.training and self.domains.synchronised):
             return self._normalise(x, TARGET if split == 0 else SOURCE)
         fusible = self.training and x.ndim == 4 and 2 * split == len(x) and not self.domains.synchronised
         if fusible and torch.compiler.is_compiling():
@@ -109,7 +110,7 @@ def _over_all_processes(
 ) -> Tensor:
     """Batch normalisation with the mean and variance of all processes' rows, gradients included.
 
-    A share of zero rows takes part too, as the others wait for it.
+    A share of zero rows takes part too, as the others wait for it. Where nobody has rows, nothing moves.
     """
     with torch.autocast(x.device.type, enabled=False):
         values = x.float()
@@ -118,15 +119,15 @@ def _over_all_processes(
         # About the running mean, which all processes share, so that no digits are lost where a mean is large.
         off = values - running_mean_C.reshape(shape)
         sums = _sum_over_processes(torch.cat([off.sum(dim=others), off.square().sum(dim=others), per_channel]))
-        count = sums[-1]
+        moves, count = momentum * (sums[-1] > 0), sums[-1].clamp_min(1)
         off_mean_C, off_square_C = (sums[:-1] / count).chunk(2)
         var_C = (off_square_C - off_mean_C.square()).clamp_min(0)
         with torch.no_grad():
-            running_var_C.lerp_(var_C * count / (count - 1).clamp_min(1), momentum)
+            running_var_C.lerp_(var_C * count / (count - 1).clamp_min(1), moves)
         scale_C = weight_C * (var_C + eps).rsqrt()
         out: Tensor = (off - off_mean_C.reshape(shape)) * scale_C.reshape(shape) + bias_C.reshape(shape)
         with torch.no_grad():
-            running_mean_C.add_(off_mean_C, alpha=momentum)
+            running_mean_C.add_(moves * off_mean_C)
     return out.to(x.dtype)
 
 
