@@ -173,7 +173,7 @@ def test_the_command_asks_for_what_the_slider_shows(browser: Browser, tmp_path: 
     assert browser.text("#coverage-shown") == f"{100 * share:.1f} %"
     accepted = int(made.accepted(share).sum())
     assert browser.text("#accepted") == str(accepted)
-    assert browser.text("#accepted-hint") == f"of 28 images, {100 * accepted / 28:.1f} %"
+    assert browser.text("#accepted-hint") == f"of 28 images, {100 * accepted / 28:.1f}\u00a0%"
     spoken = browser.run("document.getElementById('coverage').getAttribute('aria-valuetext')")
     assert spoken == f"{100 * share:.1f} %, {accepted} of 28 images accepted"
     browser.choose("#threshold", "1.0")

@@ -67,7 +67,7 @@ if (gallery) {
     byId('coverage-shown').textContent = percent(share);
     byId('coverage').setAttribute('aria-valuetext', `${percent(share)}, ${whole(taken)} of ${whole(count)} images accepted`);
     byId('accepted').textContent = whole(taken);
-    byId('accepted-hint').textContent = `of ${whole(count)} images, ${percent(taken / count)}`;
+    byId('accepted-hint').textContent = `of ${whole(count)} images, ${percent(taken / count).replace(' ', '\u00a0')}`;
     byId('rejected').textContent = whole(left);
     let words = `${whole(taken)} of ${whole(count)} images accepted`;
     if (right) {
