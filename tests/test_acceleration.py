@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from certvol import acceleration
+from certvol import acceleration, environment
 from certvol.config import ModelConfig, TrainingConfig
 from certvol.nn.network import Network, seeded_backbone
 
@@ -39,11 +39,11 @@ def test_precision_on_a_cpu(
 def test_the_processor_is_asked_by_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
-    assert not acceleration.cpu_has_bf16()
+    assert not environment.cpu_has_bf16()
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert acceleration.cpu_has_bf16()
+    assert environment.cpu_has_bf16()
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")  # a torch that does not know it
-    assert acceleration.cpu_has_bf16()
+    assert environment.cpu_has_bf16()
 
 
 def test_the_layout_changes_nothing_but_the_order_of_sums() -> None:

@@ -392,6 +392,11 @@ def test_an_empty_path_is_not_the_current_folder(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [["report", ""], ["predict", "run", "", "--out", "p.csv"]])
+def test_an_empty_name_among_several_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "was given as nothing" in refused(capsys, *words)
+
+
 def test_a_broken_pipe_does_not_cost_the_figures(
     finished: str, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,6 +252,13 @@ def test_a_shift_that_a_method_removes_is_not_taken_for_a_collapse(method: str, 
         assert run.metrics["adapted"]["accuracy"] > 0.9
 
 
+def test_held_out_source_images_do_not_judge_what_is_fitted(files: tuple[Path, Path], tmp_path: Path) -> None:
+    given = {**head(), "method.name": "coral", "guard.select": "source_accuracy", "data.holdout": 0.3}
+    given.pop("method.num_samples", None)
+    with pytest.raises(UserError, match="does not go with coral"):
+        certvol.adapt(*files, out=tmp_path / "run", **given)
+
+
 def test_a_domain_is_aligned_by_its_own_statistics(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

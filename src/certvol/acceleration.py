@@ -3,6 +3,7 @@
 import torch
 
 from certvol.config import TrainingConfig
+from certvol.environment import cpu_has_bf16
 from certvol.methods.protocol import AdaptationMethod
 from certvol.nn.network import Network
 
@@ -21,12 +22,6 @@ def uses_bf16(settings: TrainingConfig, network: Network, device: torch.device) 
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     return network.trained_part != "head" and network.info.image_size >= WORTH_BF16 and cpu_has_bf16()
-
-
-def cpu_has_bf16() -> bool:
-    """Whether the processor multiplies bf16 itself (twice as fast as fp32 or more) and need not imitate it (slower)."""
-    instructions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, name, bool)()) for name in instructions)
 
 
 def compiles(settings: TrainingConfig, device: torch.device, steps: int) -> bool:

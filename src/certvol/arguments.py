@@ -48,7 +48,8 @@ def read(arguments: Sequence[str]) -> argparse.Namespace | None:
     if getattr(options, "takes_settings", False):
         options.settings = _settings(rest, options.command)
     for name, value in vars(options).items():
-        if value == "":  # of a shell's variable that is not set, most likely: no folder is meant, not even this one
+        # Of a shell's variable that is not set, most likely: no folder is meant, not even this one.
+        if value == "" or (isinstance(value, list) and "" in value):
             raise UserError(f"`{name}` was given as nothing; give a value, or leave it out (this folder is `.`)")
     return options
 

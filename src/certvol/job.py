@@ -82,6 +82,10 @@ class Job:
         """Before training: a score that this run will not have cannot choose."""
         select, share = self.config.guard.select, self.config.data.holdout
         if select == "source_accuracy":
+            if self.method.closed_form:
+                raise UserError(
+                    f"`guard.select source_accuracy` does not go with {self.config.method_name}, which is fitted to the target"
+                )
             if share == 0:
                 raise UserError(
                     "`guard.select source_accuracy` needs held-out source images: set `data.holdout` above 0"
@@ -128,9 +132,10 @@ class Job:
         prepare(self.method, config.training, self.device, steps_of_run(config.training, self.method))
         self.method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         views, place = open_views(self.inputs, self.method.network, self.device, self.run, self.reporter)
+        precision = " in bf16" if uses_bf16(config.training, self.method.network, self.device) else ""
         self.reporter.say(
             f"{len(self.source)} source images in {len(self.source.classes)} classes, {len(self.target)} target images; "
-            f"{config.method_name} on {self.info.name}, {self.device}; {place}"
+            f"{config.method_name} on {self.info.name}, {self.device}{precision}; {place}"
         )
         trainer = Trainer(
             self.run,

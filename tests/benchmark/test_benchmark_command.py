@@ -303,6 +303,19 @@ def test_a_damaged_file_of_settings_stops_no_other_run(tmp_path: Path, played: l
     assert [row["status"] for row in _rows(tmp_path)][:3] == ["done"] * 3
 
 
+def test_a_baseline_may_be_spelt_as_its_method_was(tmp_path: Path, played: list[Job]) -> None:
+    asked = {"methods": ["basic", "cvp@method.samples_weight=0.0"], "baseline": "cvp@method.samples_weight=0.0"}
+    (gains,) = [t for t in _benchmark(tmp_path, **asked).tables if t.title.startswith("gain")]
+    assert gains.title.startswith("gain over cvp@method.samples_weight=0 ")
+    assert [row.name for row in gains.rows] == ["basic"]
+
+
+def test_a_run_that_is_not_over_hinders_no_other(tmp_path: Path, played: list[Job]) -> None:
+    _benchmark(tmp_path, methods=["basic"], seeds=[0])
+    (tmp_path / "runs/T-B/basic/0/model.safetensors").unlink()
+    _benchmark(tmp_path, methods=["basic"], seeds=[1], settings={"training.cycles": "2"})
+
+
 def test_a_seed_given_twice_is_one(tmp_path: Path, played: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data", str(DATA), "--out", str(tmp_path), "--tasks", "T-B", "--methods", "cvp", "--device", "cpu"]
     assert run(["benchmark", "digits", *words, "--seeds", "0,00, 0"]) == 0

@@ -111,9 +111,10 @@ def test_a_number_has_one_label_however_it_is_spelt() -> None:
     def label(value: str) -> str:
         return plan.Variant("cvp", (("method.samples_weight", value),)).label.partition("=")[2]
 
-    assert label("0") == label("0.0") == label("0e0") == "0"
-    assert label("1e-3") == label("0.001") == "0.001"
-    assert (label("64"), label("auto"), label("nan"), label("16777217")) == ("64", "auto", "nan", "16777217")
+    assert label("0") == label("0.0") == label("0.") == "0"
+    assert label("0.50") == "0.5"
+    as_they_are = ("100", "1e-3", "1e16", "auto", "nan", "a.0", "1_0.0")
+    assert tuple(map(label, as_they_are)) == as_they_are
 
 
 def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None:
@@ -126,6 +127,9 @@ def test_a_run_that_is_there_must_have_the_same_settings(tmp_path: Path) -> None
     longer = plan.settings_of(variant, METHODS, "quick", {}, {}, {"training.cycles": 61})
     with pytest.raises(UserError, match=r"`training.cycles` 60, now it is 61"):
         plan.check_same_settings(tmp_path, longer, METHODS)
+    (tmp_path / "config.yaml").write_text(config.to_yaml().replace("cycles:", "cycels:"))
+    with pytest.raises(UserError, match=r"settings that are none now .*cycels"):
+        plan.check_same_settings(tmp_path, config, METHODS)
     (tmp_path / "config.yaml").write_text("{{{")  # of its run it is told that it failed; others go on
     plan.check_same_settings(tmp_path, longer, METHODS)
 

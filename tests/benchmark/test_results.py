@@ -100,6 +100,10 @@ def test_a_missing_cycle_is_no_missing_label(tmp_path: Path) -> None:
     assert results.read_run(run, ASKED, "bnm").status.startswith("failed: its 0001.safetensors is missing; remove")
 
 
+def known(task: str, method: str) -> bool:
+    return task == "A-B" and method in ("basic", "cvp")
+
+
 def test_results_csv_is_as_designed_and_read_again(tmp_path: Path) -> None:
     failed = Result("A-B", "basic", 1, "accuracy", "runs/A-B/basic/1", "failed: no\nspace", None)
     done = Result("A-B", "cvp", 0, "accuracy", "runs/A-B/cvp/0", "done", 1.25, 0.5, None, 2 / 3)
@@ -109,23 +113,23 @@ def test_results_csv_is_as_designed_and_read_again(tmp_path: Path) -> None:
     assert list(rows[0]) == "task,method,seed,metric,last,selected,oracle,seconds,status,run".split(",")
     assert list(rows[0].values()) == "A-B cvp 0 accuracy 0.500000  0.666667 1.2 done runs/A-B/cvp/0".split(" ")
     assert rows[1]["status"] == "failed: no space"
-    assert results.earlier_runs(tmp_path) == [("A-B", "cvp", 0), ("A-B", "basic", 1)]
-    assert results.earlier_runs(tmp_path / "nothing") == []
+    assert results.earlier_runs(tmp_path, known) == [("A-B", "cvp", 0), ("A-B", "basic", 1)]
+    assert results.earlier_runs(tmp_path / "nothing", known) == []
     odd = Result("..", "a/../../b", 0, "accuracy", "r", "done")
     (tmp_path / "results.csv").write_text(results.results_csv([odd, done]))
-    assert results.earlier_runs(tmp_path) == [("A-B", "cvp", 0)], "a name must not lead elsewhere"
+    assert results.earlier_runs(tmp_path, known) == [("A-B", "cvp", 0)], "a name must not lead elsewhere"
     (tmp_path / "results.csv").write_text("x,y\n1,2\n")
-    assert results.earlier_runs(tmp_path) == []
+    assert results.earlier_runs(tmp_path, known) == []
 
 
 def test_damage_to_results_csv_loses_no_run(tmp_path: Path) -> None:
-    for name in ("A-B/cvp/0", "A-B/cvp/1", "A-B/cvp/x", "A-B/cvp/01"):
+    for name in ("A-B/cvp/0", "A-B/cvp/1", "A-B/cvp/x", "A-B/cvp/01", "A-B.bak/cvp/0", "A-B/cvp.old/0"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.yaml").touch()
     (tmp_path / "runs/B-A/cvp/0").mkdir(parents=True)  # was not begun
     rows = [Result("A-B", "basic", 2, "accuracy", "r", "done"), Result("A-B", "cvp", 1, "accuracy", "r", "done")]
     text = results.results_csv(rows).replace("A-B,cvp,1", "A-B,cvp,one")
     (tmp_path / "results.csv").write_text(text)
-    assert results.earlier_runs(tmp_path) == [("A-B", "basic", 2), ("A-B", "cvp", 0), ("A-B", "cvp", 1)]
+    assert results.earlier_runs(tmp_path, known) == [("A-B", "basic", 2), ("A-B", "cvp", 0), ("A-B", "cvp", 1)]
     (tmp_path / "results.csv").write_bytes(b"\xff\x00garbage")
-    assert results.earlier_runs(tmp_path) == [("A-B", "cvp", 0), ("A-B", "cvp", 1)]
+    assert results.earlier_runs(tmp_path, known) == [("A-B", "cvp", 0), ("A-B", "cvp", 1)]

@@ -191,8 +191,9 @@ def test_folders_in_the_place_of_embedded_images_stay_as_they_are(tmp_path: Path
     found = found_domains(digits, root, ["T-B"], tmp_path / "work")
     assert {path.parent for path in found.values()} == {tmp_path / "work"}, "nothing is written into a root"
     (root / "thin").mkdir()
+    assert found_domains(digits, root, ["T-B"], tmp_path / "work") == found
     with pytest.raises(UserError, match="bold is where digits are to be written"):
-        found_domains(digits, root, ["T-B"], tmp_path / "work")
+        found_domains(digits, None, ["T-B"], root)
     assert mine.read_text() == "mine"
     assert sorted(path.name for path in root.iterdir()) == ["bold", "thin"]
     assert found_domains(digits, tmp_path / "work", ["T-B"], tmp_path / "other") == found, "made before"

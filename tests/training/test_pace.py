@@ -25,7 +25,7 @@ class Clock:
 @pytest.mark.parametrize(("seconds", "spoken"), [(1.001 * LONG / 94, 1), (0.99 * LONG / 94, 0)])
 def test_a_long_run_is_told_once_and_a_short_one_not(seconds: float, spoken: int) -> None:
     listener, clock = Ear(), Clock()
-    run = Pace(100, listener, clock)
+    run = Pace(100, True, listener, clock)
     for step in range(100):
         clock.now += 1000.0 if step == 0 else seconds  # the first one prepares, and does not count
         run.step()
@@ -35,9 +35,19 @@ def test_a_long_run_is_told_once_and_a_short_one_not(seconds: float, spoken: int
         assert "--model.train head" in listener.said[0]
 
 
+def test_a_backbone_of_random_weights_is_not_to_be_frozen() -> None:
+    listener, clock = Ear(), Clock()
+    run = Pace(100, False, listener, clock)
+    for _ in range(100):
+        clock.now += LONG
+        run.step()
+    assert len(listener.said) == 1
+    assert "--model.train" not in listener.said[0]
+
+
 def test_too_few_steps_say_nothing() -> None:
     listener, clock = Ear(), Clock()
-    run = Pace(TIMED, listener, clock)
+    run = Pace(TIMED, True, listener, clock)
     for _ in range(TIMED):
         clock.now += 10 * LONG
         run.step()

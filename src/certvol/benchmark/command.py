@@ -88,7 +88,8 @@ class Benchmark:
         taken = self._check_folder()
         work = self.out / "data"
         located = suites.locate(self.suite, request.data, self.asked_tasks, work)
-        if self.suite.embedded and request.data is not None and next(iter(located.values())).folder.parent == work:
+        unused = request.data is not None and all(domain.folder.parent != request.data for domain in located.values())
+        if self.suite.embedded and unused:
             places = (printable(str(place)) for place in (request.data, work))
             reporter.warn("{} does not hold the digits, which are made: they go into {}".format(*places))
         folders = {letter: domain.given_as(work) for letter, domain in located.items()}
@@ -98,12 +99,13 @@ class Benchmark:
             for task in self.asked_tasks
             for variant in self.variants
         ]
-        asked = [(job.task, job.method, job.seed) for job in self.jobs]
-        self.earlier = [key for key in earlier_runs(self.out) if key not in set(asked)]
+        asked = {job.key for job in self.jobs}
+        self.earlier = [key for key in earlier_runs(self.out, self._knows) if key not in asked]
         """Of other calls with this folder: the tables hold them too."""
-        for key in [*asked, *self.earlier]:
-            if key[1] in self.configs:
-                check_same_settings(self.out / self._name(key), self.configs[key[1]], methods)
+        for key in [*(job.key for job in self.jobs), *self.earlier]:
+            folder = self.out / self._name(key)
+            if key[1] in self.configs and (key in asked or RunFolder(folder).finished):
+                check_same_settings(folder, self.configs[key[1]], methods)
         for label in dict.fromkeys(job.method for job in self.jobs if not RunFolder(job.folder).finished):
             check_network(self.configs[label], device_here=request.ray in (None, LOCAL))
         if not self.suite.embedded:  # what certvol makes itself is the same anywhere
@@ -128,9 +130,11 @@ class Benchmark:
             raise UserError(f"--gpu-share is a share above 0 and at most 1, found {request.gpu_share}")
         if request.selector not in SELECTORS:
             raise UserError(f"there is no validator `{request.selector}` (validators: {', '.join(SELECTORS)})")
-        labels = [variant.label for variant in self.variants]
+        labels = {word: variant.label for variant in self.variants for word in (variant.label, variant.words)}
         if request.baseline is not None and request.baseline not in labels:
-            raise UserError(f"--baseline {request.baseline} is not among the methods to run: {', '.join(labels)}")
+            shown = ", ".join(dict.fromkeys(labels.values()))
+            raise UserError(f"--baseline {request.baseline} is not among the methods to run: {shown}")
+        self.baseline = None if request.baseline is None else labels[request.baseline]
 
     def _check_folder(self) -> bool:
         """Whether it is this suite's already; UserError where it is something else's."""
@@ -147,6 +151,12 @@ class Benchmark:
             raise UserError(f"{self.out} holds the benchmark {before}, not {self.suite.name}; give another --out")
         return before is not None
 
+    def _knows(self, task: str, label: str) -> bool:
+        """Whether a folder of these names can be one of its runs, and no copy that somebody put beside them."""
+        letters = task.split("-")
+        of_suite = (len(letters) == 2 and {*letters} <= {*self.suite.letters}) or task in self.suite.splits.values()
+        return of_suite and label.partition("@")[0] in self.methods
+
     def _make_folder(self) -> None:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -156,8 +166,7 @@ class Benchmark:
     def _check_same_data(self, located: Mapping[str, suites.Located], work: Path) -> None:
         now = suites.usual_folders(self.suite, self.request.data)
         now |= {letter: domain.origin(work) for letter, domain in located.items()}
-        asked = [(job.task, job.method, job.seed) for job in self.jobs]
-        for key in [*asked, *self.earlier]:
+        for key in [*(job.key for job in self.jobs), *self.earlier]:
             check_same_data(self.out / self._name(key), key[0], now, lambda path: suites.origin_of(path, work))
 
     def _job(self, task: str, variant: Variant, seed: int, folders: Mapping[str, Path]) -> Job:
@@ -198,7 +207,7 @@ class Benchmark:
     def _left_over(self, summary: Summary) -> list[tuple[str, str]]:
         """Runs that were asked for and are neither done nor known to have failed."""
         status = {result.key: result.status for result in summary.results}
-        words = [(job.name, status[job.task, job.method, job.seed]) for job in self.jobs]
+        words = [(job.name, status[job.key]) for job in self.jobs]
         return [(name, f"not done, but {word}") for name, word in words if word in (STOPPED, WAITING)]
 
     @contextmanager
@@ -234,7 +243,7 @@ class Benchmark:
             self.reporter.finish()
 
     def _ended(self, job: Job, outcome: Outcome) -> None:
-        key = (job.task, job.method, job.seed)
+        key = job.key
         self.seconds[self._name(key)] = self.seconds.get(self._name(key), 0.0) + outcome.seconds
         stopped = outcome.asked_to_stop and (outcome.code < 0 or outcome.code in STOP_CODES)
         line = {
@@ -293,8 +302,7 @@ class Benchmark:
 
     def write(self) -> Summary:
         """Everything anew, from what the runs' folders hold."""
-        keys = [(job.task, job.method, job.seed) for job in self.jobs]
-        asked = [self._result(key) for key in keys]
+        asked = [self._result(job.key) for job in self.jobs]
         # Of earlier calls, what was never begun is forgotten, and what is not over is in no table: it would empty averages.
         earlier = [result for key in self.earlier if (result := self._result(key)).status != WAITING]
         order = {variant.label: number for number, variant in enumerate(self.variants)}
@@ -324,7 +332,7 @@ class Benchmark:
     def _baseline(self, found: Sequence[Result]) -> str | None:
         methods = list(dict.fromkeys(result.method for result in found))
         usual = [name for name in ("basic", "source_only") if name in methods]
-        return self.request.baseline or (usual[0] if usual else None)
+        return self.baseline or (usual[0] if usual else None)
 
 
 def _kept(suite: suites.Suite) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What a benchmark runs: every task by every method, variant and seed, each in a folder of its own."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ Methods = Mapping[str, type]  # name -> class of its settings
 NO_MATTER = frozenset(
     "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share data.max_megapixels "
     "training.device training.seed training.log_every training.checkpoint_seconds training.checkpoint_previous "
-    "training.tensorboard guard.keep".split()
+    "training.tensorboard training.compile training.record model.hub guard.keep".split()
 )
 
 # Settings that a benchmark gives each run itself -> what says them instead.
@@ -30,6 +29,7 @@ SET_PER_RUN = {
     "method.name": "--methods",
 }
 
+_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]*")
 _NOT_IN_NAMES = re.compile(r"[^-.,\w]")
 
 
@@ -56,12 +56,8 @@ class Variant:
 
 
 def _as_one_number(value: str) -> str:
-    """`0`, `0.0` and `0e0` are one number, and spelt alike; other values are as they are."""
-    try:
-        number = float(value)
-    except ValueError:
-        return value
-    return repr(number).removesuffix(".0") if math.isfinite(number) else value
+    """`0.0` and `0.50` as `0` and `0.5`; other values as they are."""
+    return value.rstrip("0").rstrip(".") if _DECIMAL.fullmatch(value) else value
 
 
 def variant_of(label: str) -> Variant:
@@ -88,6 +84,10 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.task} {self.method} seed {self.seed}"
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.task, self.method, self.seed
 
 
 def read_variants(words: Sequence[str], vary: Sequence[str], methods: Methods) -> list[Variant]:
@@ -178,9 +178,13 @@ def check_same_settings(folder: Path, planned: Config, methods: Methods) -> None
     """A run that is there already must be made with the settings that its method has now: tables compare like with like."""
     made = folder / "config.yaml"
     try:
-        before = flatten(resolve(methods, file=read_settings_file(made)).as_dict(), str(made))
+        given = read_settings_file(made)
     except UserError:
         return  # there is none, or a damaged one: its run is told to have failed
+    try:
+        before = flatten(resolve(methods, file=given).as_dict(), str(made))
+    except UserError as error:
+        raise UserError(f"{folder} was made with settings that are none now ({error}); give another --out") from None
     now = flatten(planned.as_dict(), "settings")
     for name in sorted({*before, *now} - NO_MATTER):
         if before.get(name) != now.get(name):

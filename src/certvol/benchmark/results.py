@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def read_run(folder: Path, asked: Result, selector: str) -> Result:
 
     A run tells the accuracy of one model, the delivered one, on the whole target, and that of every cycle on the watched images.
     Other cycles are the delivered one's accuracy plus the difference on the watched images: all three columns are then
-    comparable, and where all images are watched exact but for the precision that the trainer looks in (bf16 on a GPU).
+    comparable, and where all images are watched exact but for the precision that the trainer looks in (bf16 or fp32).
     """
     metric = asked.metric
     files = RunFolder(folder)
@@ -196,13 +196,14 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
 
 
-def earlier_runs(out: Path) -> list[tuple[str, str, int]]:
+def earlier_runs(out: Path, knows: Callable[[str, str], bool]) -> list[tuple[str, str, int]]:
     """(task, method, seed) of the runs that `results.csv` of a benchmark's folder names, and of those whose folders are there:
-    damage to the file loses none of them."""
+    damage to the file loses none of them. `knows`: whether a folder's task and method are the benchmark's."""
     found = [*_named_runs(out / "results.csv")]
     for config in sorted((out / "runs").glob("*/*/*/config.yaml")):
         *_, task, method, seed, _ = config.parts
-        found.append((task, method, seed))
+        if knows(task, method):
+            found.append((task, method, seed))
     whole = [(task, method, int(seed)) for task, method, seed in found if _SEED.fullmatch(seed)]
     return [key for key in dict.fromkeys(whole) if all(_PLAIN.fullmatch(word) for word in key[:2])]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from certvol.config import nearest
-from certvol.data.digit_domains import write_digit_domains
+from certvol.data.digit_domains import are_whole, write_digit_domains
 from certvol.data.folders import class_level, class_of, name_some, printable, scan
 from certvol.errors import UserError
 
@@ -287,8 +287,8 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
     if suite.embedded:
         own = {letter: suite.letters[letter].folders[0] for letter in letters}
         # Nothing is written into a root of the user's: it is for digits that were made before.
-        made = root is not None and all((root / name).is_dir() for name in own.values())
-        return {letter: Located((root if root is not None and made else work) / name) for letter, name in own.items()}
+        place = root if root is not None and are_whole(root, list(own.values())) else work
+        return {letter: Located(place / name) for letter, name in own.items()}
     if root is None:
         raise UserError(
             f"{suite.name} needs --data ROOT, the folder that holds {_folders(suite)}; get it from {suite.where}"

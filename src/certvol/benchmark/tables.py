@@ -22,7 +22,10 @@ OVER_TASKS = "p over tasks"
 MOST_NAMED = 6  # runs in a note
 OPPOSITE = {"less": "more", "more": "less", "sooner": "later"}
 LOSSES = {claims.BASIC: "Basic", claims.WITHOUT_SAMPLES: "No samples CE", claims.FULL: "Full CVP"}  # the paper's names
-WHY_NO_SCORE = {"sigma": "these methods have no sigma", "source_accuracy": "`data.holdout` is 0"}
+WHY_NO_SCORE = {
+    "sigma": "these methods have no sigma",
+    "source_accuracy": "no source images are held out (`data.holdout` is 0), or the method is fitted to the target at once",
+}
 WATCHED_NOTE = (
     "The label-free choice and the oracle come from predictions that each run keeps per cycle on some fixed target images "
     "(`guard.images`); their difference to the delivered model's is added to its accuracy on the whole target."
@@ -260,7 +263,7 @@ def claim_table(findings: Sequence[claims.Finding]) -> Table:
 
 def _effect(mean: float, spread: str, claim: claims.Claim) -> str:
     """As `12.0 ± 3.0 % less`, of the opposite `more`; where the unit tells no direction, with a sign."""
-    *unit, last = claim.unit.split(" ") if claim.unit else [""]
+    *unit, last = claim.unit.split(" ")
     if last not in OPPOSITE:
         return f"{mean:+.{claim.digits}f}{spread} {claim.unit}".strip()
     return f"{abs(mean):.{claim.digits}f}{spread} {' '.join([*unit, last if mean >= 0 else OPPOSITE[last]])}"
@@ -445,7 +448,10 @@ def _markdown(table: Table) -> str:
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _LATEX = {
-    **{"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
     **{c: f"${c}$" for c in "<>|"},  # in text, the usual fonts have other signs there
 }
 

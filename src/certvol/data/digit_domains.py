@@ -126,13 +126,19 @@ DOMAINS: dict[str, Callable[[np.random.Generator], list[tuple[int, _Picture]]]] 
 }
 
 
+_SETTINGS = {"version": _VERSION}
+
+
+def are_whole(root: Path, names: Sequence[str]) -> bool:
+    return all(digits.is_whole(root / name, _SETTINGS) for name in names)
+
+
 def write_digit_domains(root: Path, names: Sequence[str]) -> list[Path]:
     """root/<name>/<digit>/*.png of each, unless it is there whole."""
-    settings = {"version": _VERSION}
-    missing = [name for name in names if not digits.is_whole(root / name, settings)]
+    missing = [name for name in names if not are_whole(root, [name])]
     digits.check_replaceable([root / name for name in missing])  # all of them, before one is written
     root.mkdir(parents=True, exist_ok=True)
     for name in missing:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        digits.write_folder(root / name, DOMAINS[name](rng), settings)
+        digits.write_folder(root / name, DOMAINS[name](rng), _SETTINGS)
     return [root / name for name in names]

@@ -10,10 +10,12 @@ LONG = 3600.0  # seconds that are worth a word
 
 
 class Pace:
-    """`steps` are left to this run, as it starts or goes on."""
+    """`steps` are left to this run, as it starts or goes on; `pretrained`: its backbone has weights worth keeping as they are."""
 
-    def __init__(self, steps: int, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps, self.reporter, self.clock = steps, reporter, clock
+    def __init__(
+        self, steps: int, pretrained: bool, reporter: Reporter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.steps, self.pretrained, self.reporter, self.clock = steps, pretrained, reporter, clock
         self.done, self.started = 0, 0.0
 
     def step(self) -> None:
@@ -26,7 +28,9 @@ class Pace:
             left = self.steps - self.done
             hours = seconds * left / 3600
             if seconds * left >= LONG:
+                advice = (
+                    ". `--model.train head` leaves the backbone as it is and takes minutes" if self.pretrained else ""
+                )
                 self.reporter.say(
-                    f"a step takes {seconds:.1f} s on this CPU: at least {hours:.1f} hours for the {left:,} that are left. "
-                    "`--model.train head` leaves the backbone as it is and takes minutes"
+                    f"a step takes {seconds:.1f} s on this CPU: at least {hours:.1f} hours for the {left:,} that are left{advice}"
                 )

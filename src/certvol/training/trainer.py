@@ -21,6 +21,7 @@ from certvol.errors import Interrupted, RunFailed, UserError
 from certvol.inference import Outputs, evaluating, mixed_precision, run_batches
 from certvol.methods.protocol import AdaptationMethod, Batch
 from certvol.nn import norm
+from certvol.nn.backbones import has_pretrained_weights
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.reporting import Reporter
 from certvol.seeding import numpy_generator
@@ -107,7 +108,8 @@ class Trainer:
         """From wherever the run stands to the delivered model, which `method` then holds."""
         self._resume()
         if self.device.type == "cpu" and self.network.trained_part != "head":
-            self.pace = Pace(self._steps_left(), self.reporter)
+            model = self.config.model
+            self.pace = Pace(self._steps_left(), has_pretrained_weights(model.backbone, model.weights), self.reporter)
         if self.position.phase == "pretrain":
             self._pretrain()
             self._start_teacher()
