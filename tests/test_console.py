@@ -25,8 +25,7 @@ def test_time_left_is_by_the_pace_so_far(lines: tuple[ConsoleReporter, io.String
     now[0] += 40
     reporter.advance(80)
     reporter.finish()
-    assert out.getvalue().splitlines()[0] == "adapting: 20/100, 40 s left"
-    assert out.getvalue().splitlines()[-1] == "adapting: 100/100, 50 s"
+    assert out.getvalue().splitlines() == ["adapting: 20/100, 40 s left", "adapting: 100/100, 50 s"]
 
 
 def test_what_was_done_before_says_nothing_of_the_pace(lines: tuple[ConsoleReporter, io.StringIO, list[float]]) -> None:

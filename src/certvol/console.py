@@ -33,6 +33,7 @@ class ConsoleReporter:
         self.task: TaskID | None = None
         self.what, self.total, self.before, self.done, self.text = "", 0, 0, 0, ""
         self.started = self.printed = 0.0
+        self.shown = -1  # of `done`, in the last plain line
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -44,6 +45,7 @@ class ConsoleReporter:
         self.finish()
         self.what, self.total, self.text = what, total, ""
         self.before = self.done = done
+        self.shown = -1
         self.started = self.printed = time.monotonic()
         if self.fancy:
             self.bar = Progress(
@@ -74,7 +76,7 @@ class ConsoleReporter:
             self.bar.update(self.task, note=text)
 
     def _plain_line(self) -> None:
-        self.printed = time.monotonic()
+        self.printed, self.shown = time.monotonic(), self.done
         elapsed = self.printed - self.started
         here = self.done - self.before
         if self.done >= self.total:
@@ -87,7 +89,7 @@ class ConsoleReporter:
         if self.bar is not None:
             end_bars()
             self.bar, self.task = None, None
-        elif self.total > 0 and self.what:
+        elif self.total > 0 and self.what and not self.shown == self.done == self.total:
             self._plain_line()
         self.what, self.total = "", 0
 
