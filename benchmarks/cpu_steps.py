@@ -1,8 +1,9 @@
-"""What layout and precision of a backbone are worth on a CPU: processor time of a training step and of a prediction.
+"""Measure layout and precision of a backbone on a CPU: processor time of training and prediction.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_steps.py --backbone resnet50 --image-size 224 --batch 32
 
-The four combinations take turns in one process, so that load on the machine meets them alike. Weights and images are random.
+The four combinations take turns in one process, so that other load affects all of them equally.
+Weights and images are random.
 """
 
 import argparse
@@ -13,10 +14,10 @@ import time
 import torch
 from torch import Tensor, nn
 
-from certvol.acceleration import cpu_has_bf16
-from certvol.console import print_table
-from certvol.inference import mixed_precision
+from certvol.cli._console import print_table
+from certvol.device import cpu_has_bf16
 from certvol.nn.backbones import create_backbone
+from certvol.predict.forward import mixed_precision
 
 CPU = torch.device("cpu")
 LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
@@ -34,7 +35,9 @@ def step_seconds(backbone: nn.Module, images_NCHW: Tensor, bf16: bool, training:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backbone", default="resnet50")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=32)
@@ -43,23 +46,31 @@ def main() -> None:
     torch.manual_seed(0)
     images_NCHW = torch.randn(options.batch, 3, options.image_size, options.image_size)
     backbones = {
-        layout: create_backbone(options.backbone, "none", options.image_size)[0].to(memory_format=memory_format)  # type: ignore[call-overload]
+        layout: create_backbone(options.backbone, "none", options.image_size)[0].to(
+            memory_format=memory_format
+        )  # type: ignore[call-overload]
         for layout, memory_format in LAYOUTS.items()
     }
-    images = {layout: images_NCHW.contiguous(memory_format=memory_format) for layout, memory_format in LAYOUTS.items()}
+    images = {
+        layout: images_NCHW.contiguous(memory_format=memory_format)
+        for layout, memory_format in LAYOUTS.items()
+    }
     kinds = list(itertools.product((False, True), LAYOUTS, (True, False)))
     taken: dict[tuple[bool, str, bool], list[float]] = {kind: [] for kind in kinds}
     for repeat in range(options.repeats + 1):
         for bf16, layout, training in kinds:
             seconds = step_seconds(backbones[layout], images[layout], bf16, training)
-            if repeat > 0:  # the first ones prepare
+            if repeat > 0:  # the first round warms up
                 taken[bf16, layout, training].append(seconds)
     medians = {kind: statistics.median(seconds) for kind, seconds in taken.items()}
     rows = []
     for bf16, layout in itertools.product((False, True), LAYOUTS):
         row = ["bf16" if bf16 else "fp32", layout]
         for training in (True, False):
-            seconds, first = medians[bf16, layout, training], medians[False, "channels first", training]
+            seconds, first = (
+                medians[bf16, layout, training],
+                medians[False, "channels first", training],
+            )
             row += [f"{options.batch / seconds:.1f}", f"{first / seconds:.2f}"]
         rows.append(row)
     print_table(

@@ -1,11 +1,13 @@
-"""Estimators of certvol and of scikit-learn on the same features, in one run: accuracy, wall time, CPU time.
+"""Compare estimators of certvol and scikit-learn on the same features: accuracy and time.
 
-    certvol extract $DATA/office-31/webcam --backbone inception_v3 --weights W.safetensors --image-size 224 --out webcam.npz
-    certvol extract $DATA/office-31/amazon --backbone inception_v3 --weights W.safetensors --image-size 224 --out amazon.npz
+    for DOMAIN in webcam amazon; do
+        certvol extract $DATA/office-31/$DOMAIN --backbone inception_v3 --weights W.safetensors \
+            --data.image_size 224 --out $DOMAIN.npz
+    done
     python benchmarks/estimators.py --source webcam.npz --target amazon.npz --seeds 0,1,2
-    python benchmarks/estimators.py --size 10000        # made-up features, 2,048 wide, 31 classes: time and memory
+    python benchmarks/estimators.py --size 10000    # random features: time and memory only
 
-The target's labels are used to print accuracies and for nothing else.
+The target's labels are used only to print accuracies.
 """
 
 import argparse
@@ -23,22 +25,42 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 from certvol.sklearn import BasicClassifier, CORALClassifier, CVPClassifier, JDAClassifier
 
-# Name -> (estimator of a seed, whether the seed matters, whether it sees the target). Settings are each one's defaults.
+# Name -> (estimator from a seed, the seed matters, it sees the target). All use default settings.
 MODELS: dict[str, tuple[Callable[[int], Any], bool, bool]] = {
-    "logistic regression, source alone": (lambda seed: _scaled(LogisticRegression(max_iter=1000)), False, False),
+    "logistic regression, source alone": (
+        lambda seed: _scaled(LogisticRegression(max_iter=1000)),
+        False,
+        False,
+    ),
     "SelfTrainingClassifier": (
         lambda seed: _scaled(SelfTrainingClassifier(LogisticRegression(max_iter=1000))),
         False,
         True,
     ),
-    "LabelSpreading, 7 neighbours": (lambda seed: _scaled(LabelSpreading(kernel="knn", n_neighbors=7)), False, True),
+    "LabelSpreading, 7 neighbours": (
+        lambda seed: _scaled(LabelSpreading(kernel="knn", n_neighbors=7)),
+        False,
+        True,
+    ),
     "CORALClassifier": (lambda seed: CORALClassifier(), False, True),
     "JDAClassifier": (lambda seed: JDAClassifier(), False, True),
     "BasicClassifier": (lambda seed: BasicClassifier(random_state=seed), True, True),
-    "BasicClassifier, domain": (lambda seed: BasicClassifier(standardize="domain", random_state=seed), True, True),
+    "BasicClassifier, domain": (
+        lambda seed: BasicClassifier(standardize="domain", random_state=seed),
+        True,
+        True,
+    ),
     "CVPClassifier": (lambda seed: CVPClassifier(random_state=seed), True, True),
-    "CVPClassifier, domain": (lambda seed: CVPClassifier(standardize="domain", random_state=seed), True, True),
-    "CVPClassifier, source alone": (lambda seed: CVPClassifier(cycles=0, random_state=seed), True, False),
+    "CVPClassifier, domain": (
+        lambda seed: CVPClassifier(standardize="domain", random_state=seed),
+        True,
+        True,
+    ),
+    "CVPClassifier, source alone": (
+        lambda seed: CVPClassifier(cycles=0, random_state=seed),
+        True,
+        False,
+    ),
 }
 
 
@@ -52,10 +74,14 @@ def read(path: str) -> tuple[np.ndarray, np.ndarray]:
         return (features if features.ndim == 2 else features[:, 0]), file["labels"]
 
 
-def made_up(rows: int, dim: int = 2048, classes: int = 31) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def made_up(
+    rows: int, dim: int = 2048, classes: int = 31
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     labels = rng.integers(classes, size=rows)
-    features = (0.15 * rng.normal(size=(classes, dim))[labels] + rng.normal(size=(rows, dim))).astype(np.float32)
+    features = (
+        0.15 * rng.normal(size=(classes, dim))[labels] + rng.normal(size=(rows, dim))
+    ).astype(np.float32)
     half = rows // 2
     return (
         features[:half],
@@ -66,13 +92,17 @@ def made_up(rows: int, dim: int = 2048, classes: int = 31) -> tuple[np.ndarray, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", help="a .npz file with labels")
     parser.add_argument("--target", help="a .npz file with labels, to print accuracies")
     parser.add_argument("--size", type=int, help="instead of files: this many made-up rows")
     parser.add_argument("--seeds", default="0")
     parser.add_argument(
-        "--models", default="", help="only those whose name holds one of these words, separated by commas"
+        "--models",
+        default="",
+        help="only those whose name holds one of these words, separated by commas",
     )
     options = parser.parse_args()
     if options.size:
@@ -82,7 +112,9 @@ def main() -> None:
     names, numbers = np.unique(np.concatenate([labels, true]), return_inverse=True)
     rows = np.concatenate([source, target])
     marked = np.concatenate([numbers[: len(labels)], np.full(len(target), -1)])
-    print(f"{len(source)} source rows, {len(target)} target rows, {source.shape[1]} features, {len(names)} classes")
+    print(
+        f"{len(source)} source rows, {len(target)} target rows, {source.shape[1]} features, {len(names)} classes"
+    )
     for name, (make, by_seed, sees_target) in MODELS.items():
         if not any(word in name for word in options.models.split(",")):
             continue
@@ -90,7 +122,11 @@ def main() -> None:
             model, wall, cpu = make(seed), time.perf_counter(), time.process_time()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                fitted = model.fit(rows, marked) if sees_target else model.fit(source, numbers[: len(labels)])
+                fitted = (
+                    model.fit(rows, marked)
+                    if sees_target
+                    else model.fit(source, numbers[: len(labels)])
+                )
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             right = 100 * float((fitted.predict(target) == numbers[len(labels) :]).mean())
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

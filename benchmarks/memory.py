@@ -1,9 +1,9 @@
-"""Peak memory on a CPU: of the demo's method, and of a run whose target has 100,000 images.
+"""Measure the peak memory of a run on a CPU, for small and large targets.
 
     python benchmarks/memory.py [--images 100000]
 
-Prints the peak of what a process holds for itself (anonymous memory) and of all that is resident, decoded images in the page
-cache included: these the system takes back when it needs the room.
+Prints the peaks of anonymous and of resident memory. Resident memory includes decoded images in the
+page cache, which the system takes back when it needs the room.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from certvol.console import print_table
+from certvol.cli._console import print_table
 from certvol.data.digits import write_digits
 
 SETTINGS = (
@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 def peak_megabytes(command: list[str], environment: dict[str, str]) -> tuple[float, float, float]:
-    """(anonymous, resident, seconds), polled while the command runs."""
+    """Run a command; return peak anonymous and resident memory, and its seconds."""
     started = time.monotonic()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     anonymous = resident = 0
@@ -34,7 +34,9 @@ def peak_megabytes(command: list[str], environment: dict[str, str]) -> tuple[flo
         except OSError:
             break
         found = {
-            line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(("RssAnon", "VmHWM"))
+            line.split(":")[0]: line.split()[1]
+            for line in status.splitlines()
+            if line.startswith(("RssAnon", "VmHWM"))
         }
         anonymous = max(anonymous, int(found.get("RssAnon", 0)))
         resident = max(resident, int(found.get("VmHWM", 0)))
@@ -45,7 +47,7 @@ def peak_megabytes(command: list[str], environment: dict[str, str]) -> tuple[flo
 
 
 def many(source: Path, out: Path, count: int) -> Path:
-    """`count` names for the images of `source`: hard links, so that the disk holds them once."""
+    """Make `count` hard links to the images of `source`, so that the disk holds them once."""
     files = sorted(source.rglob("*.png"))
     for number in range(count):
         folder = out / f"{number // 1000:03d}"
@@ -67,10 +69,23 @@ def main() -> None:
             ("1,797 target images", target),
             (f"{images:,} target images", many(target, root / "many", images)),
         ):
-            command = [sys.executable, "-m", "certvol", "adapt", "--source", str(source), "--target", str(place)]
-            figures = peak_megabytes([*command, "--out", str(root / f"run-{len(rows)}"), *SETTINGS], environment)
+            command = [
+                sys.executable,
+                "-m",
+                "certvol",
+                "adapt",
+                "--source",
+                str(source),
+                "--target",
+                str(place),
+            ]
+            figures = peak_megabytes(
+                [*command, "--out", str(root / f"run-{len(rows)}"), *SETTINGS], environment
+            )
             rows.append([name, *(f"{figure:.0f}" for figure in figures)])
-        print_table("peak memory of `certvol adapt`, CPU", ["", "own MB", "resident MB", "seconds"], rows)
+        print_table(
+            "peak memory of `certvol adapt`, CPU", ["", "own MB", "resident MB", "seconds"], rows
+        )
 
 
 if __name__ == "__main__":

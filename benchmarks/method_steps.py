@@ -1,13 +1,14 @@
-"""Time and memory of a step of adaptation by every method that trains, over those of `basic`.
+"""Compare time and memory of an adaptation step of every method that trains with `basic`.
 
-    OMP_NUM_THREADS=1 python benchmarks/method_steps.py                      # small_cnn, 60 random images of 16 px, one core
-    python benchmarks/method_steps.py --device cuda                          # inception_v3, 128 of 224 px, recorded, bf16
-    python benchmarks/method_steps.py --large --only-memory                  # the same on a CPU, in full precision
+    OMP_NUM_THREADS=1 python benchmarks/method_steps.py      # small_cnn, 60 images of 16 px, one core
+    python benchmarks/method_steps.py --device cuda          # inception_v3, 128 images of 224 px, bf16
+    python benchmarks/method_steps.py --large --only-memory  # the same on a CPU, in fp32
 
-A step as training takes it, on a batch that is ready: drawing batches, labelling and the looks between cycles are not counted.
-On a CPU it is processor time, all methods in turn, so that whatever else the machine does meets all alike; on a GPU one method
-after the other, each with the GPU to itself. Memory is the most that tensors hold at a time: weights, momentum, a method's own
-networks, and all that a step needs. On a CPU it is counted from the allocations, so that it is the same on any machine.
+A step is the trainer's, on a batch that is ready: drawing batches, labelling and the looks between
+cycles are not counted. On a CPU it is processor time, with the methods in turn, so that other load
+affects all of them equally; on a GPU each method has the device to itself. Memory is the most that
+tensors hold at a time: weights, momentum, a method's networks and all that a step needs. On a CPU
+it is counted from the allocations, so that it is the same on any machine.
 """
 
 import argparse
@@ -21,42 +22,48 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from bench import ResidentViews
+from bench import ResidentViews, random_plan
 
-from certvol.acceleration import prepare, uses_bf16
 from certvol.api import resolve_settings
-from certvol.data.batches import CyclePlan
+from certvol.distributed import Team
 from certvol.methods import discover
-from certvol.methods.protocol import Survey
-from certvol.model import create_method
+from certvol.methods._base import Survey
+from certvol.nn.acceleration import prepare, uses_bf16
 from certvol.nn.network import seeded_backbone
-from certvol.training.distributed import Team
-from certvol.training.stepper import Stepper
+from certvol.predict.model import create_method
+from certvol.training.step import Stepper
 
-ROUNDS, WARM_UP = 25, 6  # steps; the first of a GPU choose convolutions and are recorded
+ROUNDS, WARM_UP = 25, 6  # steps; the first on a GPU choose convolutions and are recorded
 SMALL = {"model.backbone": "small_cnn", "data.image_size": 16, "training.batch_size": 60}
 SMALL_CLASSES, LARGE_CLASSES = 10, 31
 LARGE = {"model.backbone": "inception_v3", "data.image_size": 224, "training.batch_size": 128}
 ON_DIGITS = {"cvp": {"method.num_samples": 16}}  # as in recipes/digits.yaml
 
 
-class Player:
-    """A method in training, on one random batch."""
+class Trainee:
+    """Trains a method on one random batch."""
 
     def __init__(self, name: str, device: torch.device, large: bool) -> None:
         classes = LARGE_CLASSES if large else SMALL_CLASSES
-        own = {"method.name": name, "model.weights": "none", "model.norm": "mixed", "training.device": str(device)}
-        config = resolve_settings(settings={**own, **(LARGE if large else SMALL | ON_DIGITS.get(name, {}))})
+        own = {
+            "method.name": name,
+            "model.weights": "none",
+            "model.norm": "mixed",
+            "training.device": str(device),
+        }
+        config = resolve_settings(
+            settings={**own, **(LARGE if large else SMALL | ON_DIGITS.get(name, {}))}
+        )
         training, size, rows = config.training, config.data.image_size, config.training.batch_size
         backbone, info = seeded_backbone(config.model, size, training.seed)
         self.device, self.place = device, 0
-        self.method = prepare(create_method(config, backbone, info, classes), training, device, steps=0).train()
+        self.method = create_method(config, backbone, info, classes)
+        prepare(self.method, self.method.network, training, device, steps=0)
+        self.method.train()
         torch.manual_seed(0)
         images_NCHW = torch.randn(rows, 3, size, size, device=device)
-        labels_SN = np.random.default_rng(0).integers(0, classes, (1, rows))
-        self.plan = CyclePlan(np.arange(rows)[None], labels_SN, np.array([rows // 2], dtype=np.int64))
+        self.plan = random_plan(rows, classes)
         bf16 = uses_bf16(training, self.method.network, device)
         self.stepper = Stepper(self.method, ResidentViews(images_NCHW), training, Team(), bf16)
         if self.method.labels_whole_target:
@@ -67,14 +74,22 @@ class Player:
 
     def _tables(self, images: int, dim: int, classes: int) -> dict[str, torch.Tensor]:
         features_ND = torch.randn(images, dim, device=self.device).relu()
-        centres_CD = torch.rand(classes, dim, device=self.device) if self.method.surveys_source else None
+        centres_CD = (
+            torch.rand(classes, dim, device=self.device) if self.method.surveys_source else None
+        )
         with torch.no_grad():
             probabilities_NC = self.method.eval().logits(features_ND).softmax(dim=1)
-            survey = Survey(features_ND, probabilities_NC, centres_CD, 1, torch.Generator(self.device).manual_seed(0))
+            survey = Survey(
+                features_ND,
+                probabilities_NC,
+                centres_CD,
+                1,
+                torch.Generator(self.device).manual_seed(0),
+            )
             return self.method.label_target(survey).tables
 
     def seconds(self) -> float:
-        """Of one step."""
+        """Take one step."""
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         self._wait()
         began = clock()
@@ -89,33 +104,37 @@ class Player:
 
 
 def times_on_cpu(names: list[str], large: bool) -> dict[str, float]:
-    players = {name: Player(name, torch.device("cpu"), large) for name in names}
-    for player in players.values():
-        player.seconds()
+    trainees = {name: Trainee(name, torch.device("cpu"), large) for name in names}
+    for trainee in trainees.values():
+        trainee.seconds()
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(ROUNDS):
-        for name, player in players.items():
-            times[name].append(player.seconds())
+        for name, trainee in trainees.items():
+            times[name].append(trainee.seconds())
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def most_held(work: Callable[[], object]) -> int:
-    """Bytes of CPU memory that tensors made by `work` hold at a time, at most."""
+    """Return the most bytes of CPU memory that tensors made by `work` hold at a time."""
     gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         made = work()
     del made
     events = profile.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    changes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
     return max(accumulate((change for _, change in changes), initial=0))
 
 
-def two_steps(name: str, large: bool) -> Player:
-    """From a method's first weight on; the first step makes the momentum."""
-    player = Player(name, torch.device("cpu"), large)
+def two_steps(name: str, large: bool) -> Trainee:
+    """Create a method and take two steps; the first one creates the momentum."""
+    trainee = Trainee(name, torch.device("cpu"), large)
     for _ in range(2):
-        player.seconds()
-    return player
+        trainee.seconds()
+    return trainee
 
 
 def on_cpu(names: list[str], large: bool, only_memory: bool) -> dict[str, dict[str, Any]]:
@@ -136,18 +155,18 @@ def on_gpu(names: list[str], device: torch.device) -> dict[str, dict[str, Any]]:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)  # cuBLAS's workspace, which all share
-        player = Player(name, device, large=True)
+        before = torch.cuda.memory_allocated(device)  # cuBLAS's workspace, shared by all
+        trainee = Trainee(name, device, large=True)
         for _ in range(WARM_UP):
-            player.seconds()
-        seconds = statistics.median(player.seconds() for _ in range(ROUNDS))
+            trainee.seconds()
+        seconds = statistics.median(trainee.seconds() for _ in range(ROUNDS))
         found[name] = {
             "seconds": seconds,
-            "recorded": len(player.stepper.recorder.recordings) > 0,
+            "recorded": len(trainee.stepper.recorder.recordings) > 0,
             "bytes": torch.cuda.max_memory_allocated(device) - before,
         }
         print(name, found[name], flush=True)
-        del player
+        del trainee
     return found
 
 
@@ -155,23 +174,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--out", help="every figure, as JSON")
-    parser.add_argument("--methods", help="names between commas; all that train, where left out")
+    parser.add_argument("--methods", help="comma-separated names (default: all that train)")
     parser.add_argument(
-        "--large", action="store_true", help="on a CPU what a GPU does: inception_v3, 128 images of 224 px"
+        "--large",
+        action="store_true",
+        help="on a CPU as on a GPU: inception_v3, 128 images of 224 px",
     )
     parser.add_argument("--only-memory", action="store_true", help="on a CPU, no times")
     options = parser.parse_args()
     device = torch.device(options.device)
     kinds = discover().items()
-    asked = options.methods.split(",") if options.methods else [n for n, k in kinds if k.adapts and not k.closed_form]
+    asked = (
+        options.methods.split(",")
+        if options.methods
+        else [n for n, k in kinds if k.adapts and not k.closed_form]
+    )
     names = list(dict.fromkeys(["basic", *asked]))
-    found = on_gpu(names, device) if device.type == "cuda" else on_cpu(names, options.large, options.only_memory)
+    found = (
+        on_gpu(names, device)
+        if device.type == "cuda"
+        else on_cpu(names, options.large, options.only_memory)
+    )
     base = dict(found["basic"])
     for figures in found.values():
-        figures |= {f"{key}_to_basic": figures[key] / base[key] for key in ("seconds", "bytes") if key in figures}
-    print("basic:", f"{base['bytes'] / 2**30:.3f} GiB", f"{1000 * base['seconds']:.1f} ms" if "seconds" in base else "")
+        figures |= {
+            f"{key}_to_basic": figures[key] / base[key]
+            for key in ("seconds", "bytes")
+            if key in figures
+        }
+    print(
+        "basic:",
+        f"{base['bytes'] / 2**30:.3f} GiB",
+        f"{1000 * base['seconds']:.1f} ms" if "seconds" in base else "",
+    )
     print(f"{'over basic':16} memory  time")
-    for name, figures in sorted(found.items(), key=lambda item: item[1].get("seconds", item[1]["bytes"])):
+    for name, figures in sorted(
+        found.items(), key=lambda item: item[1].get("seconds", item[1]["bytes"])
+    ):
         time_to_basic = f"{figures['seconds_to_basic']:.2f}" if "seconds" in figures else ""
         print(f"{name:16} {figures['bytes_to_basic']:6.2f}  {time_to_basic}")
     if options.out:

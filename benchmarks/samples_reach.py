@@ -1,10 +1,10 @@
-"""How far CVP's samples reach: sigma beside the size of the features, and how often a sample leaves its feature's class.
+"""Measure how far CVP's samples reach: sigma, and how often a sample leaves its feature's class.
 
     python benchmarks/samples_reach.py RUN [RUN ...]
 
-Of finished runs of `cvp`, from the target features that each keeps, with the delivered classifier and without dropout. A sample
-that never leaves its class asks nothing of the classifier that the feature does not ask itself; one that always does is noise.
-No labels are looked at: classes are the model's own.
+Reads finished runs of `cvp`: the target features they keep and the delivered classifier, without
+dropout. A sample that never leaves its class adds nothing to training; one that always does is
+noise. Classes are the model's predictions; no labels are used.
 """
 
 import argparse
@@ -15,34 +15,39 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from certvol.console import print_table
-from certvol.losses import cross_entropy, samples_cross_entropy
-from certvol.model import load
-from certvol.nn.sampling import sample_features
-from certvol.training.checkpoint import load_tensors
-from certvol.training.run_folder import RunFolder
+from certvol.cli._console import print_table
+from certvol.methods._losses import cross_entropy, samples_cross_entropy
+from certvol.nn.heads import sample_features
+from certvol.predict.model import load
+from certvol.runs.checkpoint import load_tensors
+from certvol.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Medians over the target images, but for the means `kept` and `added`."""
+    """Medians over the target images; `kept` and `added` are means."""
 
     feature: float
     """Length of a feature."""
     sigma: float
     noise: float
-    """Length of the noise of a sample over that of its feature."""
+    """Length of a sample's noise, divided by that of its feature."""
     kept: float
     """Share of samples in the feature's class."""
     added: float
-    """Cross-entropy of samples less that of their feature, against the feature's class."""
+    """Cross-entropy of samples minus that of their feature, against the feature's class."""
 
 
 @torch.inference_mode()
-def reach(features_ND: Tensor, sigma_N: Tensor, classifier: torch.nn.Module, samples: int, seed: int = 0) -> Reach:
+def reach(
+    features_ND: Tensor, sigma_N: Tensor, classifier: torch.nn.Module, samples: int, seed: int = 0
+) -> Reach:
     """`sigma_N`: width of the Gaussian around each feature."""
     noise_NMD = torch.randn(
-        len(features_ND), samples, features_ND.shape[1], generator=torch.Generator().manual_seed(seed)
+        len(features_ND),
+        samples,
+        features_ND.shape[1],
+        generator=torch.Generator().manual_seed(seed),
     )
     logits_NC = classifier(features_ND)
     logits_NMC = classifier(sample_features(features_ND, sigma_N, noise_NMD))
@@ -64,20 +69,29 @@ def reach_of_run(run: Path, samples: int) -> Reach:
     with torch.inference_mode():
         sigma_N = method.sigma(features_ND)
     if sigma_N is None:
-        raise SystemExit(f"{run} is of a method without sigma")
-    return reach(features_ND, method.config.samples_width * sigma_N, method.network.classifier, samples)
+        raise SystemExit(f"{run} has a method without sigma; give runs of cvp")
+    return reach(
+        features_ND, method.config.samples_width * sigma_N, method.network.classifier, samples
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--samples", type=int, default=64, help="per image")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = {run: reach_of_run(run, arguments.samples) for run in arguments.runs}
     names = [field.name for field in fields(Reach)]
-    rows = [[str(run), *(f"{getattr(figures, name):.3g}" for name in names)] for run, figures in found.items()]
-    means = [sum(getattr(figures, name) for figures in found.values()) / len(found) for name in names]
+    rows = [
+        [str(run), *(f"{getattr(figures, name):.3g}" for name in names)]
+        for run, figures in found.items()
+    ]
+    means = [
+        sum(getattr(figures, name) for figures in found.values()) / len(found) for name in names
+    ]
     print_table("samples", ["run", *names], [*rows, ["mean", *(f"{mean:.3g}" for mean in means)]])
 
 

@@ -26,7 +26,9 @@ images, labels = load_digits(return_X_y=True)
 order = rng.permutation(len(images))
 source, target = order[:900], order[900:]
 grid = images.reshape(-1, 8, 8)
-blurred = (0.5 * grid + 0.25 * np.roll(grid, 1, axis=2) + 0.25 * np.roll(grid, -1, axis=2)).reshape(-1, 64)
+blurred = (0.5 * grid + 0.25 * np.roll(grid, 1, axis=2) + 0.25 * np.roll(grid, -1, axis=2)).reshape(
+    -1, 64
+)
 X_source, y_source = images[source], labels[source]
 gain, offset = rng.uniform(0.5, 1.5, 64), rng.normal(0, 2, 64)
 X_target = gain * blurred[target] + offset + rng.normal(0, 2, (len(target), 64))
@@ -40,8 +42,12 @@ X = np.concatenate([X_source, X_target])
 y = np.concatenate([y_source, np.full(len(X_target), -1)])
 
 models = {
-    "logistic regression, source alone": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
-    "SelfTrainingClassifier": make_pipeline(StandardScaler(), SelfTrainingClassifier(LogisticRegression(max_iter=500))),
+    "logistic regression, source alone": make_pipeline(
+        StandardScaler(), LogisticRegression(max_iter=500)
+    ),
+    "SelfTrainingClassifier": make_pipeline(
+        StandardScaler(), SelfTrainingClassifier(LogisticRegression(max_iter=500))
+    ),
     "CORALClassifier": CORALClassifier(),
     "JDAClassifier": JDAClassifier(n_components=30),
     "BasicClassifier": BasicClassifier(standardize="domain", random_state=0),
@@ -66,4 +72,6 @@ cvp = models["CVPClassifier"]
 sigma = cvp.certainty(X_target)
 right = cvp.predict(X_target) == y_target
 sure = sigma >= np.median(sigma)
-print(f"accuracy of the surer half {100 * right[sure].mean():.1f} %, of the other {100 * right[~sure].mean():.1f} %")
+print(
+    f"accuracy of the surer half {100 * right[sure].mean():.1f} %, of the other {100 * right[~sure].mean():.1f} %"
+)

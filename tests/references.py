@@ -1,7 +1,8 @@
-"""Slow, obvious versions of what the code does fast: plain loops, written from the formulas."""
+"""Slow, obvious versions of the code: plain loops, written from the formulas."""
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -32,12 +33,16 @@ def batch_norm(x_NCHW: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> 
         values = x_NCHW[:, channel]
         mean = values.mean()
         variance = ((values - mean) ** 2).mean()
-        out[:, channel] = (values - mean) / torch.sqrt(variance + eps) * weight_C[channel] + bias_C[channel]
+        out[:, channel] = (values - mean) / torch.sqrt(variance + eps) * weight_C[channel] + bias_C[
+            channel
+        ]
     return out
 
 
-def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_points: int) -> tuple[float, float]:
-    """Total and floor: every point of every segment through the whole classifier."""
+def oscillation(
+    features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_points: int
+) -> tuple[float, float]:
+    """Return total and floor: every point of every segment passes the whole classifier."""
     changes = differing = 0
     for i in range(len(features_ND)):
         for j in range(i):
@@ -51,6 +56,28 @@ def oscillation(features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], num_po
             changes += sum(before != after for before, after in itertools.pairwise(predicted))
             differing += predicted[0] != predicted[-1]
     return changes / num_points, differing / num_points
+
+
+def pearson(x: Sequence[float], y: Sequence[float]) -> float:
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    products = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    squares = sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y)
+    return products / math.sqrt(squares)
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Return ranks from 1; equal values share their mean rank."""
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+        for value in values
+    ]
+
+
+def auroc(scores: Sequence[float], positive: Sequence[bool]) -> float:
+    positives = [score for score, flag in zip(scores, positive, strict=True) if flag]
+    negatives = [score for score, flag in zip(scores, positive, strict=True) if not flag]
+    won = sum((a > b) + (a == b) / 2 for a in positives for b in negatives)
+    return won / (len(positives) * len(negatives))
 
 
 def soft_neighbourhood_density(p: list[list[float]], temperature: float) -> float:
@@ -70,11 +97,13 @@ def soft_neighbourhood_density(p: list[list[float]], temperature: float) -> floa
 def class_correlation(p: list[list[float]]) -> float:
     classes = range(len(p[0]))
     together = [[sum(row[a] * row[b] for row in p) for b in classes] for a in classes]
-    return sum(together[c][c] for c in classes) / math.sqrt(sum(v * v for row in together for v in row))
+    return sum(together[c][c] for c in classes) / math.sqrt(
+        sum(v * v for row in together for v in row)
+    )
 
 
 def nuclear_norm(p: list[list[float]]) -> float:
-    """By the eigenvalues of P'P, whose roots are P's singular values."""
+    """Sum the roots of the eigenvalues of P'P, which are P's singular values."""
     matrix = torch.tensor(p, dtype=torch.float64)
     return float(torch.linalg.eigvalsh(matrix.T @ matrix).clamp(min=0).sqrt().sum()) / len(p)
 
@@ -91,7 +120,7 @@ def ensemble_agreement(candidates: list[list[list[float]]]) -> list[float]:
 
 
 def domain_confusion(logits_N: Tensor, num_source: int, certainty_N: Tensor | None) -> float:
-    """Half the weighted mean of -log sigmoid(logit) over the source and half that of -log(1 - sigmoid(logit)) over the target."""
+    """Average -log sigmoid(logit) over the source and -log(1 - sigmoid(logit)) over the target."""
     halves = []
     for rows, sign in ((range(num_source), 1), (range(num_source, len(logits_N)), -1)):
         weights = [1.0 if certainty_N is None else float(certainty_N[i]) for i in rows]
@@ -113,7 +142,9 @@ def coral(source_ND: Tensor, target_ND: Tensor) -> float:
     return total / (4 * dim**2)
 
 
-def maximum_mean_discrepancy(source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...], biased: bool) -> float:
+def maximum_mean_discrepancy(
+    source_ND: Tensor, target_ND: Tensor, scales: tuple[float, ...], biased: bool
+) -> float:
     rows = [*source_ND, *target_ND]
     squared = [[float(((a - b) ** 2).sum()) for b in rows] for a in rows]
     pairs = [squared[i][j] for i in range(len(rows)) for j in range(len(rows)) if i != j]
@@ -141,7 +172,10 @@ def class_confusion(logits_NC: Tensor, temperature: float) -> float:
     weights = [1 + math.exp(sum(p * math.log(p) for p in row)) for row in probabilities]
     weights = [weight * len(rows) / sum(weights) for weight in weights]
     confusion = [
-        [sum(w * row[a] * row[b] for w, row in zip(weights, probabilities, strict=True)) for b in range(classes)]
+        [
+            sum(w * row[a] * row[b] for w, row in zip(weights, probabilities, strict=True))
+            for b in range(classes)
+        ]
         for a in range(classes)
     ]
     return sum(
@@ -151,19 +185,28 @@ def class_confusion(logits_NC: Tensor, temperature: float) -> float:
 
 def smoothed_cross_entropy(logits: list[float], label: int, smoothing: float) -> float:
     total = math.log(sum(math.exp(value) for value in logits))
-    share = [1 - smoothing if k == label else smoothing / (len(logits) - 1) for k in range(len(logits))]
+    share = [
+        1 - smoothing if k == label else smoothing / (len(logits) - 1) for k in range(len(logits))
+    ]
     return sum(s * (total - value) for s, value in zip(share, logits, strict=True))
 
 
-def feature_alignment(feature: list[float], means: list[list[float]], q: list[float], double_softmax: bool) -> float:
-    """UFAL: cross-entropy between q and the softmax over minus the squared distances from the class means."""
+def feature_alignment(
+    feature: list[float], means: list[list[float]], q: list[float], double_softmax: bool
+) -> float:
+    """UFAL: cross-entropy between q and softmax(-squared distances from the class means)."""
 
     def softmax(values: list[float]) -> list[float]:
         powers = [math.exp(value - max(values)) for value in values]
         return [power / sum(powers) for power in powers]
 
-    scores = softmax([-sum((f - m) ** 2 for f, m in zip(feature, mean, strict=True)) for mean in means])
-    return -sum(share * math.log(p) for share, p in zip(q, softmax(scores) if double_softmax else scores, strict=True))
+    scores = softmax(
+        [-sum((f - m) ** 2 for f, m in zip(feature, mean, strict=True)) for mean in means]
+    )
+    return -sum(
+        share * math.log(p)
+        for share, p in zip(q, softmax(scores) if double_softmax else scores, strict=True)
+    )
 
 
 def draw_weight(r: list[float], label: int, mean: list[float], deviation: list[float]) -> float:
@@ -184,7 +227,9 @@ def class_discrepancy(source: list[Tensor], target: list[Tensor]) -> float:
     width = max(sum(squared) / (len(rows) * (len(rows) - 1)), 1e-5)
 
     def kernel(a: Tensor, b: Tensor) -> float:
-        return sum(math.exp(-float(((a - b) ** 2).sum()) / (width * 2 ** (i - 2))) for i in range(5))
+        return sum(
+            math.exp(-float(((a - b) ** 2).sum()) / (width * 2 ** (i - 2))) for i in range(5)
+        )
 
     def average(left: list[Tensor], right: list[Tensor]) -> float:
         return sum(kernel(a, b) for a in left for b in right) / (len(left) * len(right))
@@ -199,7 +244,8 @@ def contrastive_discrepancy(
     num_classes: int,
     over_all: bool,
 ) -> float:
-    alike, unlike = [], []
+    alike: list[float] = []
+    unlike: list[float] = []
     for a in set(source_labels):
         for b in set(target_labels):
             e = sum(
@@ -227,7 +273,7 @@ def class_balance(probabilities_NC: Tensor, quirk: bool) -> float:
 
 
 def spherical_layer(x: Tensor, weight: Tensor, bias: Tensor, radius: float) -> Tensor:
-    """One row: logarithmic map at the north pole, linear layer, exponential map, ReLU on the sphere."""
+    """Map one row: logarithm at the north pole, linear layer, exponential, ReLU on the sphere."""
     pole = torch.zeros_like(x)
     pole[-1] = radius
     cosine = float(x @ pole) / float(x.norm() * pole.norm())
@@ -236,8 +282,11 @@ def spherical_layer(x: Tensor, weight: Tensor, bias: Tensor, radius: float) -> T
     tangent = radius * math.acos(shrunk) * (direction / direction.norm())[:-1]
     moved = weight @ tangent + bias
     angle = float(moved.norm()) / radius
-    wrapped = torch.cat([radius * math.sin(angle) * moved / moved.norm(), torch.tensor([radius * math.cos(angle)])])
-    return radius * wrapped.relu() / wrapped.relu().norm()
+    wrapped = torch.cat(
+        [radius * math.sin(angle) * moved / moved.norm(), torch.tensor([radius * math.cos(angle)])]
+    )
+    on_sphere: Tensor = radius * wrapped.relu() / wrapped.relu().norm()
+    return on_sphere
 
 
 def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> float:
@@ -251,12 +300,12 @@ def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> float:
 def moved_centroids(
     centroids: dict[int, Tensor], rows_NB: Tensor, labels_N: Tensor, keep: float
 ) -> dict[int, Tensor]:  # fmt: skip
-    """MSTN: the centroids of classes seen so far, after a batch; gradient through the batch's share alone."""
+    """MSTN: centroids of the classes seen so far; the gradient flows through the batch's share."""
     moved = {label: centroid.detach() for label, centroid in centroids.items()}
     for label in sorted(set(labels_N.tolist())):
-        mean = torch.stack([row for row, other in zip(rows_NB, labels_N.tolist(), strict=True) if other == label]).mean(
-            0
-        )
+        mean = torch.stack(
+            [row for row, other in zip(rows_NB, labels_N.tolist(), strict=True) if other == label]
+        ).mean(0)
         moved[label] = keep * moved.get(label, mean.detach()) + (1 - keep) * mean
     return moved
 
@@ -269,7 +318,7 @@ def centroid_distance(source: dict[int, Tensor], target: dict[int, Tensor]) -> T
 def symnets(
     logits_NE: Tensor, labels_N: Tensor, num_source: int, num_classes: int, rate: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(what the classifiers minimise, what the backbone minimises), of a batch whose first rows are source images."""
+    """Return what the classifiers and what the backbone minimise; source rows come first."""
     p_NE = torch.softmax(logits_NE, 1)
     classifiers, backbone = torch.zeros(()), torch.zeros(())
     num_target = len(logits_NE) - num_source
@@ -280,36 +329,22 @@ def symnets(
             for half in (logits[:num_classes], logits[num_classes:]):
                 classifiers = classifiers - torch.log(torch.softmax(half, 0)[y]) / num_source
             classifiers = classifiers - torch.log(as_source) / num_source
-            backbone = backbone - 0.5 * (torch.log(p[y]) + torch.log(p[y + num_classes])) / num_source
+            backbone = (
+                backbone - 0.5 * (torch.log(p[y]) + torch.log(p[y + num_classes])) / num_source
+            )
         else:
             classifiers = classifiers - torch.log(as_target) / num_target
             pairs = p[:num_classes] + p[num_classes:]
-            confusion = -0.5 * (torch.log(as_source) + torch.log(as_target)) - (pairs * torch.log(pairs)).sum()
+            confusion = (
+                -0.5 * (torch.log(as_source) + torch.log(as_target))
+                - (pairs * torch.log(pairs)).sum()
+            )
             backbone = backbone + rate * confusion / num_target
     return classifiers, backbone
 
 
-def mc_dropout(
-    features_ND: Tensor, layers: list[tuple[Tensor, Tensor]], masks: tuple[Tensor, Tensor | None]
-) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation, over the passes, of the probability of the class whose mean is largest."""
-    means, deviations = [], []
-    for feature in features_ND:
-        passes = []
-        for number in range(len(masks[0])):
-            x = layers[0][0] @ (feature * masks[0][number]) + layers[0][1]
-            if len(layers) == 2 and masks[1] is not None:
-                x = layers[1][0] @ (x.relu() * masks[1][number]) + layers[1][1]
-            passes.append(x.softmax(dim=0).tolist())
-        mean = [sum(column) / len(passes) for column in zip(*passes, strict=True)]
-        winner = max(range(len(mean)), key=mean.__getitem__)
-        means.append(mean[winner])
-        deviations.append(math.sqrt(sum((p[winner] - mean[winner]) ** 2 for p in passes) / len(passes)))
-    return means, deviations
-
-
 def risk_coverage_over_all_orders(certainty: list[float], wrong: list[bool]) -> list[float]:
-    """Risk at 1, 2, ... accepted images, averaged over every order of the images that goes from certain to uncertain."""
+    """Risk at 1, 2, ... accepted images, averaged over all orders from certain to uncertain."""
     sums, orders = [0.0] * len(wrong), 0
     for order in itertools.permutations(range(len(wrong))):
         if any(certainty[a] < certainty[b] for a, b in itertools.pairwise(order)):
@@ -326,11 +361,16 @@ def calibration_error(confidence: list[float], right: list[bool], num_bins: int)
         inside = [
             i
             for i, value in enumerate(confidence)
-            if (number / num_bins < value <= (number + 1) / num_bins) or (number == 0 and value == 0)
+            if (number / num_bins < value <= (number + 1) / num_bins)
+            or (number == 0 and value == 0)
         ]
         if inside:
             accuracy = sum(right[i] for i in inside) / len(inside)
-            error += abs(sum(confidence[i] for i in inside) / len(inside) - accuracy) * len(inside) / len(confidence)
+            error += (
+                abs(sum(confidence[i] for i in inside) / len(inside) - accuracy)
+                * len(inside)
+                / len(confidence)
+            )
     return error
 
 
@@ -342,11 +382,14 @@ def jda_projection(
     components: int,
     ridge: float,
 ) -> Tensor:
-    """The generalised eigenproblem as it is written, with all of M at n x n."""
+    """Solve the generalised eigenproblem as written, with all of M at n x n."""
     from scipy.linalg import eigh
 
     n, num_source = len(rows_ND), len(source_labels)
-    e = torch.tensor([1 / num_source] * num_source + [-1 / (n - num_source)] * (n - num_source), dtype=torch.float64)
+    e = torch.tensor(
+        [1 / num_source] * num_source + [-1 / (n - num_source)] * (n - num_source),
+        dtype=torch.float64,
+    )
     m = torch.outer(e, e) * num_classes
     for c in range(num_classes):
         in_source = [i for i, label in enumerate(source_labels) if label == c]
@@ -362,18 +405,23 @@ def jda_projection(
     x = rows_ND.T
     h = torch.eye(n, dtype=torch.float64) - 1 / n
     left = x @ m @ x.T + ridge * torch.eye(len(x), dtype=torch.float64)
-    _, vectors = eigh((x @ h @ x.T).numpy(), left.numpy())  # the largest here are the smallest of the other way round
+    _, vectors = eigh(
+        (x @ h @ x.T).numpy(), left.numpy()
+    )  # the largest here are the smallest of the other way round
     return torch.from_numpy(vectors[:, ::-1][:, :components].copy())
 
 
 def replicator_rounds(
     weights: list[list[float]], strategies: list[list[float]], fixed: int, rounds: int
 ) -> list[list[float]]:
-    """Nodes below `fixed` never move; all others move at once, each by the strategies of the round before."""
+    """Move all nodes from `fixed` on at once, by the strategies of the round before."""
     for _ in range(rounds):
         after = [list(row) for row in strategies]
         for i in range(fixed, len(strategies)):
-            payoff = [sum(w * strategies[j][h] for j, w in enumerate(weights[i])) for h in range(len(strategies[i]))]
+            payoff = [
+                sum(w * strategies[j][h] for j, w in enumerate(weights[i]))
+                for h in range(len(strategies[i]))
+            ]
             total = sum(x * u for x, u in zip(strategies[i], payoff, strict=True))
             if total > 0:
                 after[i] = [x * u / total for x, u in zip(strategies[i], payoff, strict=True)]
@@ -382,10 +430,13 @@ def replicator_rounds(
 
 
 def gaussian_uniform_posterior(distances: list[float], rounds: int) -> list[float]:
-    """EM for a Gaussian of mean 0 among uniform outliers, one value after the other."""
+    """EM for a Gaussian of mean 0 among uniform outliers, value by value."""
     n = len(distances)
     pairs = n // 2
-    signed = [(d - min(distances)) * (-1 if i % 2 == 0 and i < 2 * pairs else 1) for i, d in enumerate(distances)]
+    signed = [
+        (d - min(distances)) * (-1 if i % 2 == 0 and i < 2 * pairs else 1)
+        for i, d in enumerate(distances)
+    ]
     mean = sum(signed) / n
     deviation = math.sqrt(sum((x - mean) ** 2 for x in signed) / n)
     values = [(x - mean) / deviation for x in signed]
@@ -393,12 +444,16 @@ def gaussian_uniform_posterior(distances: list[float], rounds: int) -> list[floa
     for _ in range(rounds):
         inside = []
         for x in values:
-            normal = math.exp(-(x**2) / (2 * (variance + 1e-3))) / math.sqrt(2 * math.pi * (variance + 1e-3))
+            normal = math.exp(-(x**2) / (2 * (variance + 1e-3))) / math.sqrt(
+                2 * math.pi * (variance + 1e-3)
+            )
             inside.append(share * normal / (share * normal + (1 - share) * density))
         count = sum(inside)
         share = min(0.5, count / n)
         variance = sum(g * x**2 for g, x in zip(inside, values, strict=True)) / count
         first = sum((1 - g) / (1 - share) * x for g, x in zip(inside, values, strict=True)) / count
-        second = sum((1 - g) / (1 - share) * x**2 for g, x in zip(inside, values, strict=True)) / count
+        second = (
+            sum((1 - g) / (1 - share) * x**2 for g, x in zip(inside, values, strict=True)) / count
+        )
         density = 1 / (2 * math.sqrt(3 * (second - first**2)))
     return inside

@@ -1,6 +1,7 @@
-"""A finished run used from Python."""
+"""The Python API: adapt, load, predict."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 import certvol
 from certvol.errors import UserError
-from images import tiny, write_domain
+from support.images import tiny, write_domain
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +25,17 @@ def files(run: certvol.Run) -> list[Path]:
     return sorted((run.path.parent / "target").rglob("*.png"))[:5]
 
 
-def test_paths_images_and_tensors_give_the_same(run: certvol.Run, files: list[Path]) -> None:
+def test_paths_images_and_tensors_are_predicted_the_same(
+    run: certvol.Run, files: list[Path]
+) -> None:
     model = certvol.load(run.path)
     by_path = model.predict(files)
     by_image = model.predict([Image.open(file) for file in files])
     assert by_path.labels == by_image.labels
     assert np.array_equal(by_path.probabilities, by_image.probabilities)
-    pixels = torch.stack([torch.from_numpy(np.array(Image.open(file).convert("RGB"))) for file in files])
+    pixels = torch.stack(
+        [torch.from_numpy(np.array(Image.open(file).convert("RGB"))) for file in files]
+    )
     for tensor in (pixels, pixels.permute(0, 3, 1, 2)):
         by_tensor = model.predict(tensor)
         assert np.allclose(by_tensor.probabilities, by_path.probabilities, atol=0.02)
@@ -39,7 +44,7 @@ def test_paths_images_and_tensors_give_the_same(run: certvol.Run, files: list[Pa
     assert by_path.probabilities.sum(axis=1) == pytest.approx(np.ones(5), abs=1e-5)
 
 
-def test_one_image_or_none(run: certvol.Run, files: list[Path]) -> None:
+def test_one_image_or_none_can_be_predicted(run: certvol.Run, files: list[Path]) -> None:
     model = run.model()
     assert model.predict(str(files[0])).labels == model.predict(files[:1]).labels
     nothing = model.predict([])
@@ -49,19 +54,27 @@ def test_one_image_or_none(run: certvol.Run, files: list[Path]) -> None:
 
 def test_batches_do_not_change_predictions(run: certvol.Run, files: list[Path]) -> None:
     model = certvol.load(run.path)
-    assert np.allclose(model.predict(files, batch_size=2).probabilities, model.predict(files).probabilities, atol=1e-5)
+    assert np.allclose(
+        model.predict(files, batch_size=2).probabilities,
+        model.predict(files).probabilities,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize(
     "images",
-    [torch.zeros(2, 8, 8, 3), torch.zeros(8, 8, 3, dtype=torch.uint8), torch.zeros(2, 4, 8, 8, dtype=torch.uint8)],
+    [
+        torch.zeros(2, 8, 8, 3),
+        torch.zeros(8, 8, 3, dtype=torch.uint8),
+        torch.zeros(2, 4, 8, 8, dtype=torch.uint8),
+    ],
 )
 def test_other_tensors_are_refused(run: certvol.Run, images: torch.Tensor) -> None:
     with pytest.raises(UserError, match="uint8 tensor"):
         certvol.load(run.path).predict(images)
 
 
-def test_a_path_that_is_no_image_is_named(run: certvol.Run, tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_an_image(run: certvol.Run, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no image")
     with pytest.raises(UserError, match=r"a\.png"):
         certvol.load(run.path).predict([tmp_path / "a.png"])
@@ -81,50 +94,61 @@ def test_a_damaged_or_foreign_weights_file_is_refused(run: certvol.Run, tmp_path
     with pytest.raises(UserError, match="damaged"):
         certvol.load(copy)
     save_file({"x": torch.zeros(3)}, weights)
-    with pytest.raises(UserError, match="damaged or no weights of certvol"):
+    with pytest.raises(UserError, match="damaged or not certvol's"):
         certvol.load(copy)
 
 
-def test_an_unfinished_run_is_no_model(run: certvol.Run, tmp_path: Path) -> None:
+def test_an_unfinished_run_cannot_be_loaded(run: certvol.Run, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
     with pytest.raises(UserError, match="not complete"):
         certvol.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "more", [{"source": "s"}, {"out": "o"}, {"preset": "paper"}, {"config": "c.yaml"}, {"training": {"cycles": 3}}]
+    "more",
+    [
+        {"source": "s"},
+        {"out": "o"},
+        {"preset": "paper"},
+        {"config": "c.yaml"},
+        {"training": {"cycles": 3}},
+    ],
 )
-def test_a_resumed_run_takes_nothing_else(run: certvol.Run, more: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="as it was begun: give no other"):
+def test_resume_takes_no_other_options(run: certvol.Run, more: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="with its own settings; give no other"):
         certvol.adapt(resume=run.path, **more)
     assert certvol.adapt(resume=run.path).path == run.path
 
 
-def test_a_list_of_arrays_is_refused_in_words(run: certvol.Run) -> None:
+def test_a_list_of_arrays_is_refused(run: certvol.Run) -> None:
     with pytest.raises(UserError, match="found one ndarray among them"):
         certvol.load(run.path).predict([np.zeros((8, 8, 3), np.uint8)])
 
 
-def test_the_api_is_what_a_shell_completes() -> None:
+def test_a_shell_completes_the_public_names() -> None:
     assert {"adapt", "load", "evaluate"} <= set(dir(certvol))
     assert not {"Any", "import_module"} & set(dir(certvol))
     assert all(hasattr(certvol, name) for name in dir(certvol))
 
 
 def test_a_run_leaves_the_callers_random_numbers_alone(run: certvol.Run, tmp_path: Path) -> None:
-    folders = [run.path.parent / name for name in ("source", "target")]
+    source, target = (run.path.parent / name for name in ("source", "target"))
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    certvol.adapt(*folders, out=tmp_path / "run", **tiny())
+    certvol.adapt(source, target, out=tmp_path / "run", **tiny())
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_method_may_be_given_by_its_name(run: certvol.Run, tmp_path: Path) -> None:
-    folders = [run.path.parent / name for name in ("source", "target")]
+    source, target = (run.path.parent / name for name in ("source", "target"))
     again = certvol.adapt(
-        *folders, out=tmp_path / "run", method="basic", **tiny(method__name="basic") | {"training.cycles": 1}
+        source,
+        target,
+        out=tmp_path / "run",
+        method="basic",
+        **tiny(method__name="basic") | {"training.cycles": 1},
     )
     assert again.model().config.method_name == "basic"
     with pytest.raises(UserError, match="cvpp"):
-        certvol.adapt(*folders, out=tmp_path / "other", method="cvpp")
+        certvol.adapt(source, target, out=tmp_path / "other", method="cvpp")

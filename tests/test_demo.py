@@ -1,62 +1,88 @@
-"""The embedded default, end to end, as `make demo` runs it."""
+"""`certvol demo`, as `make demo` runs it."""
 
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from certvol.cli import run
+from certvol.cli._main import run
+from support.commands import refused
 
 
-def test_a_place_whose_name_is_no_unicode_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace training by a made-up accuracy."""
+
+    def adapt(*_: object, **settings: Any) -> SimpleNamespace:
+        accuracy = {"cvp": 0.75, "dann": 0.5}[settings["method.name"]]
+        return SimpleNamespace(metrics={"adapted": {"accuracy": accuracy}})
+
+    monkeypatch.setattr("certvol.demo.api.adapt", adapt)
+    monkeypatch.setattr("certvol.report.page.report_on_finished", lambda *_: None)
+    monkeypatch.setattr("certvol.report.page.write_comparison", lambda runs, out: out)
+
+
+@pytest.mark.usefixtures("instant")
+def test_the_demo_ends_with_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("certvol.demo.run", lambda *words: {"cvp": 0.5})
-    assert run(["demo", "--out", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")]) == 0
+    out = tmp_path / "demo"
+    assert run(["demo", "--out", str(out), "--methods", "dann,cvp"]) == 0
+    assert json.loads((out / "summary.json").read_text()) == {"dann": 0.5, "cvp": 0.75}
+    printed = capsys.readouterr().out
+    assert "75.0" in printed
+    assert "certvol adapt --source LABELLED --target UNLABELLED --out RUN" in printed
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_folder_whose_name_is_not_unicode_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    assert run(["demo", "--out", out, "--methods", "cvp"]) == 0
     assert r"caf\xe9/<method>/" in capsys.readouterr().out
 
 
+def test_an_unknown_method_fails_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["demo", "--out", str(tmp_path / "other"), "--methods", "dan2"]
+    assert "did you mean `dan`" in refused(capsys, *words)
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_demo_leaves_a_users_data_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "data" / "source" / "cats" / "1.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    assert "move it away" in refused(capsys, "demo", "--out", str(tmp_path))
+    assert mine.read_bytes() == b"mine"
+
+
 @pytest.mark.slow
-def test_the_demo_adapts_and_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_adapts_and_can_be_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "demo"
     assert run(["demo", "--out", str(out), "--seed", "0"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary) == ["source_only", "basic", "cvp"]
+    printed = capsys.readouterr().out
     for method, accuracy in summary.items():
         metrics = json.loads((out / method / "metrics.json").read_text())
         assert metrics["adapted"]["accuracy"] == accuracy
         assert (out / method / "model.safetensors").exists()
         assert len((out / method / "predictions.csv").read_text().splitlines()) == 1798
-    for method in ("basic", "cvp"):
-        assert summary[method] >= summary["source_only"] + 0.1
-    printed = capsys.readouterr().out
-    for method, accuracy in summary.items():
         assert method in printed
         assert f"{100 * accuracy:.1f}" in printed
-
+    for method in ("basic", "cvp"):
+        assert summary[method] >= summary["source_only"] + 0.1
     before = (out / "cvp" / "model.safetensors").read_bytes()
     assert run(["demo", "--out", str(out), "--seed", "0"]) == 0
     assert (out / "cvp" / "model.safetensors").read_bytes() == before
-    assert run(["demo", "--out", str(out), "--seed", "1"]) == 2
-    assert "seed 0, not 1" in capsys.readouterr().err
-
-
-def test_any_methods_can_be_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("certvol.demo._accuracy", lambda method, *rest: {"dann": 0.5, "mcc": 0.25}[method])
-    assert run(["demo", "--out", str(tmp_path / "demo"), "--methods", "dann,mcc"]) == 0
-    assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == {"dann": 0.5, "mcc": 0.25}
-    assert run(["demo", "--out", str(tmp_path / "other"), "--methods", "dan2"]) == 2
-    assert "did you mean `dan`" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
-def test_the_demo_leaves_a_users_data_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = tmp_path / "data" / "source" / "cats" / "1.jpg"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"mine")
-    assert run(["demo", "--out", str(tmp_path)]) == 2
-    assert "move it away" in capsys.readouterr().err
-    assert mine.read_bytes() == b"mine"
+    assert "seed 0, not 1" in refused(capsys, "demo", "--out", str(out), "--seed", "1")

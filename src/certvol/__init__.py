@@ -1,6 +1,8 @@
-"""Labelled source images, unlabelled target images, a classifier for the target with a certainty per image.
+"""Adapt a classifier from labelled source to unlabelled target images, with a certainty per image.
 
-`run = certvol.adapt(source, target, out=...)`, `model = certvol.load(run_folder)`, `model.predict(images)`.
+run = certvol.adapt(source, target, out=...)
+model = certvol.load(run.path)
+model.predict(images)
 """
 
 from importlib import import_module
@@ -8,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from certvol.api import Run, adapt, evaluate
-    from certvol.model import Model, Prediction, load
+    from certvol.predict.model import Model, Prediction, load
 
 __all__ = ["Model", "Prediction", "Run", "adapt", "evaluate", "load"]
-_HOME = {"Run": "api", "adapt": "api", "evaluate": "api", "Model": "model", "Prediction": "model", "load": "model"}
 
 
 def __dir__() -> list[str]:
@@ -19,7 +20,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: `import certvol` and `certvol --help` do without torch."""
-    if name in _HOME:
-        return getattr(import_module(f"certvol.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'certvol' has no attribute {name!r}")
+    """Import on first use: `import certvol` and `certvol --help` must not load torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'certvol' has no attribute {name!r}")
+    home = "api" if name in ("Run", "adapt", "evaluate") else "predict.model"
+    return getattr(import_module(f"certvol.{home}"), name)

@@ -1,24 +1,18 @@
 """`python -m certvol` and the command `certvol`."""
 
+import io
 import os
 import sys
 
-
-def run(words: list[str]) -> int:
-    """One command in this process; its exit code."""
-    from certvol.cli import run as run_command  # not before `main` has opened the streams
-
-    return run_command(words)
+from certvol.cli._main import run
 
 
 def main() -> None:
-    from certvol.streams import escape_the_unprintable, open_closed_streams
-
-    open_closed_streams()
-    escape_the_unprintable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some letters
     code = run(sys.argv[1:])
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # torch's threads of a team may abort a process that ends the usual way; all files are written by now.
+        # Under torchrun, threads of torch may abort a process that exits the usual way.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,37 +1,62 @@
-"""`adapt` makes a run, `evaluate` measures one, `extract` writes features."""
+"""Make a run (`adapt`), evaluate one, extract features: training and prediction joined."""
 
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from certvol import methods
-from certvol.config import Config, absolute_path, flatten, read_settings_file, resolve
-from certvol.environment import describe_environment
+from certvol.distributed import join_team
 from certvol.errors import UserError
-from certvol.evaluation import evaluate
-from certvol.extraction import extract
-from certvol.job import Job, Run
-from certvol.reporting import Reporter, Silent
-from certvol.stopping import StopSignal
-from certvol.tables import read_metrics, write_text
-from certvol.training.checkpoint import read_about
-from certvol.training.delivery import Delivery
-from certvol.training.distributed import join_team
-from certvol.training.run_folder import RunFolder
+from certvol.predict import extract as extraction
+from certvol.predict.evaluate import evaluate, target_labels
+from certvol.predict.model import Model, load
+from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
+from certvol.progress import Reporter, Silent, StopSignal
+from certvol.runs.checkpoint import read_about, write_tensors
+from certvol.runs.environment import describe_environment
+from certvol.runs.folder import RunFolder
+from certvol.runs.tables import read_metrics, write_text
+from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve
+from certvol.training import named_choices, pseudo_labels
+from certvol.training.model_choice import Delivery
+from certvol.training.setup import Job
 
 __all__ = ["Run", "adapt", "evaluate", "extract", "resolve_settings"]
 
 
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    metrics: dict[str, Any] | None
+    """The content of metrics.json; None if the target has no labels."""
+    delivery: Delivery
+
+    def model(self) -> Model:
+        return load(self.path)
+
+
 def resolve_settings(
-    preset: str | None = None, config_file: str | Path | None = None, settings: Mapping[str, Any] | None = None
+    preset: str | None = None,
+    config_file: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Preset, file and settings (`{"training.cycles": 4}` or `{"training": {"cycles": 4}}`) in one checked Config."""
+    """Merge preset, file and settings, and check them.
+
+    Settings may be flat (`{"training.cycles": 4}`) or nested (`{"training": {"cycles": 4}}`).
+    """
     file = read_settings_file(Path(config_file)) if config_file is not None else {}
-    return resolve(methods.config_classes(), preset or "default", file, flatten(settings or {}, "settings"))
+    given, rules = flatten(settings or {}, "settings"), pseudo_labels.config_classes()
+    return resolve(
+        methods.config_classes(), preset or "default", file, given, rules, named_choices()
+    )
 
 
 def adapt(
@@ -46,53 +71,49 @@ def adapt(
     stop_signal: StopSignal | None = None,
     **settings: Any,
 ) -> Run:
-    """Pretrains, adapts, predicts; everything it makes is in the folder `out`. `resume`: goes on with a run that was stopped.
+    """Pretrain, adapt and predict, and write everything to the folder `out`.
 
-    Settings are given by section: `adapt(S, T, out="run", training={"cycles": 40}, method={"name": "basic"})`.
+    Settings are given by section: `adapt(S, T, out="run", training={"cycles": 40},
+    method={"name": "basic"})`. `resume` continues a run that was stopped, and takes nothing else.
     """
     reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
         if settings or any(given is not None for given in (source, target, out, preset, config)):
-            raise UserError("--resume goes on with a run as it was begun: give no other options with it")
+            raise UserError(
+                "--resume continues a run with its own settings; give no other options with it"
+            )
         return _resume(RunFolder(resume), reporter, stop_signal)
-    places = {f"data.{k}": str(v) for k, v in (("source", source), ("target", target)) if v is not None}
-    resolved = _anchored(resolve_settings(preset, config, {**flatten(settings, "settings"), **places}))
+    folders = {"data.source": source, "data.target": target}
+    given = {name: str(folder) for name, folder in folders.items() if folder is not None}
+    resolved = resolve_settings(preset, config, {**flatten(settings, "settings"), **given})
+    resolved = _with_absolute_paths(resolved)
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
             raise UserError(
-                f"no {name} folder was given: use --{name} FOLDER (to try a method without one: `certvol demo --out RUNS "
-                "--methods NAME`)"
+                f"no {name} folder given; add --{name} FOLDER, or try a method on generated images "
+                "with `certvol demo --out RUNS --methods NAME`"
             )
     if out is None or not str(out):
-        raise UserError("no folder for the run was given: use --out FOLDER")
+        raise UserError("no folder for the run given; add --out FOLDER")
     team, device = join_team(resolved.training.device)
     run = RunFolder(out, writes=team.main)
     if team.main:
         run.check_free()
     job = Job(run, resolved, reporter, stop_signal, team, device)
     if not team.main:
-        return job.run_to_end()
+        return _run_to_end(job)
     run.create()
     with run.lock():
         write_text(run.config, job.config.to_yaml())
         run.write_json(run.environment, describe_environment(device))
-        return job.run_to_end()
-
-
-def _anchored(config: Config) -> Config:
-    data = replace(
-        config.data,
-        source=absolute_path(config.data.source),
-        target=absolute_path(config.data.target),
-        cache_dir=absolute_path(config.data.cache_dir),
-    )
-    return replace(config, data=data, model=replace(config.model, weights=absolute_path(config.model.weights)))
+        return _run_to_end(job)
 
 
 def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
     if not run.holds_a_run:
         raise UserError(
-            f"{run.path} holds no run to go on with (no config.yaml); start one with --source, --target and --out"
+            f"{run.path} holds no run (config.yaml is missing); start one with --source, --target "
+            "and --out"
         )
     run.check_links()
     if run.finished:
@@ -102,10 +123,61 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
             metrics = read_metrics(run.metrics) if run.metrics.exists() else None
             return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
         except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
-            raise UserError(f"the run {run.path} is complete, but its files are damaged: {error}") from None
+            raise UserError(
+                f"the run {run.path} is complete, but its files are damaged: {error}"
+            ) from None
     config = resolve_settings(config_file=run.config)
     team, device = join_team(config.training.device)
     run = RunFolder(run.path, writes=team.main)
     with run.lock() if team.main else nullcontext():
         run.note_resumption(describe_environment(device))
-        return Job(run, config, reporter, stop_signal, team, device).run_to_end()
+        return _run_to_end(Job(run, config, reporter, stop_signal, team, device))
+
+
+def _run_to_end(job: Job) -> Run:
+    started, run, team = time.monotonic(), job.run, job.team
+    # The caller's random numbers stay as they are, at least on the CPU.
+    with torch.random.fork_rng(devices=[]), job.memory_explained():
+        trained = job.train()
+        model, delivery = trained.model, trained.delivery
+        # Training has ended: only now may the labels of the target be read.
+        true_N = target_labels(job.target, str(model.config.data.target), model.classes)
+        target = Target(job.target.paths, trained.views, true_N)
+        outcome = run_target(run, model, target, team, job.reporter)
+    delivered = {"model": delivery.model, "why": delivery.why, "norm": delivery.mode}
+    metrics = run_metrics(run, model, target, outcome, delivered)
+    if team.main:
+        write_outcome(run, model.classes, target, outcome, metrics)
+        run.note_time({"phase": "all", "seconds": time.monotonic() - started})
+        about = {**trained.about, "delivered": delivery.model, "why": delivery.why}
+        write_tensors(run.model, outcome.weights, about)
+    team.part()
+    return Run(run.path, metrics, delivery)
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    def absolute(section: Any, *names: str) -> Any:
+        return replace(section, **{name: absolute_path(getattr(section, name)) for name in names})
+
+    data = absolute(config.data, "source", "target", "cache_dir")
+    return replace(config, data=data, model=absolute(config.model, "weights"))
+
+
+def extract(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> int:
+    """Write the features of a folder's images to the `.npz` file `out`; return how many images.
+
+    Settings are given as in `adapt`, and those of the sections `data`, `augment` and `model` and
+    `training.device` count. Unlike there, `data.views` is 1 by default.
+    """
+    file = {"data.views": 1, **({} if config is None else read_settings_file(Path(config)))}
+    given = flatten(settings, "settings")
+    resolved = resolve(methods.config_classes(), preset or "default", file, given)
+    return extraction.extract(folder, out, resolved, reporter)

@@ -1,27 +1,28 @@
-"""The errors a user sees: one sentence each, told apart by exit code."""
+"""The errors a user sees: one sentence each, with the command's exit code."""
 
 
 class CertvolError(Exception):
-    """Base of all: its text is shown to the user without a traceback."""
+    """Base of the errors whose text is shown without a traceback."""
 
     exit_code = 1
 
 
 class UserError(CertvolError):
-    """Something the user can mend: a path, a setting, a file. The text says what was found, what was expected and what to do."""
+    """A mistake in a path, a setting or a file. The text says what is wrong and what to do."""
 
     exit_code = 2
 
 
 class RunFailed(CertvolError):
-    """A run that could not go on: the reason in one sentence, the last good state kept."""
-
-    exit_code = 1
+    """A run cannot continue. The text says why; the last good state is kept."""
 
 
 class Interrupted(BaseException):
-    """Stopped from outside (Ctrl-C, SIGTERM), with everything saved. It may come at any line, and so is no Exception: one that
-    mends what a file or library does wrong would take it for that."""
+    """The run was stopped from outside (Ctrl-C, SIGTERM) with everything saved.
+
+    It may be raised at any line. It is not an Exception, so that code which handles the faults of
+    a file or a library does not catch it.
+    """
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from certvol.config import DataConfig
-from certvol.data import cache, reading
+from certvol.data import cache, decode_pool
+from certvol.settings import DataConfig
 
 
 @pytest.fixture
@@ -26,6 +26,6 @@ def config(tmp_path: Path) -> DataConfig:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block of 4 images of 8 x 8, read 2 at a time."""
+    """Make blocks of 4 images of 8 x 8, read 2 at a time."""
     monkeypatch.setattr(cache, "BLOCK_BYTES", 4 * 192)
-    monkeypatch.setattr(reading, "_TASK_BYTES", 2 * 192)
+    monkeypatch.setattr(decode_pool, "_GROUP_BYTES", 2 * 192)

@@ -26,7 +26,7 @@ from certvol.data.batches import (
         (128, 2, 2, 32),
     ],
 )
-def test_shape_of_a_batch(batch_size: int, num_classes: int, classes: int, per_domain: int) -> None:
+def test_batch_shape(batch_size: int, num_classes: int, classes: int, per_domain: int) -> None:
     shape = batch_shape(batch_size, num_classes)
     assert (shape.classes, shape.per_domain) == (classes, per_domain)
     assert shape.size <= batch_size
@@ -44,7 +44,7 @@ def test_visits_are_a_window_into_one_endless_row() -> None:
     assert not np.array_equal(whole, class_visits(7, 3, 0, 20, seed=6, stream="t"))
 
 
-def test_by_class_gives_positions() -> None:
+def test_by_class_returns_positions() -> None:
     groups = by_class(np.array([2, 0, 2, 3, 0]), 5)
     assert [group.tolist() for group in groups] == [[1, 4], [], [0, 2], [3], []]
 
@@ -67,15 +67,25 @@ def test_mixed_batches_are_half_and_half_and_balanced() -> None:
         half = shape.size // 2
         assert (images[:half] < 1000).all()
         assert (images[half:] >= 1000).all()
-        assert all(label == image // 30 for image, label in zip(images[:half], labels[:half], strict=True))
-        assert all(label == (image - 1000) // 40 for image, label in zip(images[half:], labels[half:], strict=True))
+        assert all(
+            label == image // 30 for image, label in zip(images[:half], labels[:half], strict=True)
+        )
+        assert all(
+            label == (image - 1000) // 40
+            for image, label in zip(images[half:], labels[half:], strict=True)
+        )
         for part in (labels[:half], labels[half:]):
-            assert np.bincount(part, minlength=6)[classes].tolist() == [shape.per_domain] * len(classes)
+            assert np.bincount(part, minlength=6)[classes].tolist() == [shape.per_domain] * len(
+                classes
+            )
 
 
 def test_source_images_stand_in_for_a_class_without_pseudo_labels() -> None:
     shape = batch_shape(24, 3)
-    source, target = _pools([20] * 3), [np.array([100, 101]), np.array([], dtype=np.int64), np.array([102])]
+    source, target = (
+        _pools([20] * 3),
+        [np.array([100, 101]), np.array([], dtype=np.int64), np.array([102])],
+    )
     visits = class_visits(3, shape.classes, 0, 2, seed=0, stream="t")
     plan = plan_mixed_cycle(source, target, visits, shape, np.random.default_rng(0))
     per_class = shape.per_domain
@@ -87,7 +97,7 @@ def test_source_images_stand_in_for_a_class_without_pseudo_labels() -> None:
         assert (images[: 4 * per_class] // 20 == labels[: 4 * per_class]).all()
 
 
-def test_a_class_is_used_up_before_an_image_comes_again() -> None:
+def test_a_class_is_used_up_before_an_image_repeats() -> None:
     shape = batch_shape(16, 2)  # 2 classes, 4 + 4
     source, target = _pools([100, 100]), _pools([12, 12], start=1000)
     visits = class_visits(2, 2, 0, 6, seed=0, stream="t")
@@ -99,10 +109,12 @@ def test_a_class_is_used_up_before_an_image_comes_again() -> None:
     assert len(set(source_drawn)) == len(source_drawn)
 
 
-def test_the_first_images_of_a_class_come_in_the_order_they_were_filed() -> None:
+def test_the_first_images_of_a_class_come_in_the_given_order() -> None:
     shape = batch_shape(16, 2)
     target = [np.array([7, 3, 9, 1]), np.array([2, 8, 4, 6])]
-    plan = plan_mixed_cycle(_pools([9, 9]), target, np.array([[1, 0]]), shape, np.random.default_rng(0))
+    plan = plan_mixed_cycle(
+        _pools([9, 9]), target, np.array([[1, 0]]), shape, np.random.default_rng(0)
+    )
     assert plan.images_SN[0, 8:].tolist() == [2, 8, 4, 6, 7, 3, 9, 1]
 
 
@@ -118,7 +130,9 @@ def test_pretraining_batches_hold_source_images_only() -> None:
 def test_images_needed_counts_what_a_plan_draws() -> None:
     shape = batch_shape(64, 6)
     visits = class_visits(6, 4, 0, 5, seed=3, stream="t")
-    assert images_needed(visits, 6, shape).tolist() == [(visits == c).sum() * shape.per_domain for c in range(6)]
+    assert images_needed(visits, 6, shape).tolist() == [
+        (visits == c).sum() * shape.per_domain for c in range(6)
+    ]
 
 
 def test_hold_out_takes_the_same_share_of_every_class_and_spares_small_ones() -> None:
@@ -137,11 +151,14 @@ def test_hold_out_never_takes_a_whole_class(share: float) -> None:
     assert (np.bincount(labels[kept], minlength=3) > 0).all()
 
 
-def test_a_class_without_images_is_an_error_not_an_endless_search() -> None:
+def test_a_class_without_images_is_an_error() -> None:
     shape = batch_shape(16, 2)
     with pytest.raises(ValueError, match="without images"):
         plan_source_cycle(
-            [np.arange(5), np.array([], dtype=np.int64)], np.array([[0, 1]]), shape, np.random.default_rng(0)
+            [np.arange(5), np.array([], dtype=np.int64)],
+            np.array([[0, 1]]),
+            shape,
+            np.random.default_rng(0),
         )
 
 
@@ -169,13 +186,17 @@ def test_a_plain_batch_is_half_target_with_labels_by_number() -> None:
 def test_source_images_fill_a_plain_batch_without_target_images() -> None:
     rng = np.random.default_rng(0)
     target = draw_plain(np.empty(0, dtype=np.int64), 3, 6, rng)
-    plan = plan_plain_cycle(np.arange(9), np.zeros(9, dtype=np.int64), target, np.full(5, -1), 12, rng)
+    plan = plan_plain_cycle(
+        np.arange(9), np.zeros(9, dtype=np.int64), target, np.full(5, -1), 12, rng
+    )
     assert plan.num_source_S.tolist() == [12] * 3
     plan.check(9, 5, 2)
 
 
-def test_classes_come_in_plain_batches_as_often_as_they_are() -> None:
+def test_plain_batches_keep_the_class_frequencies() -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat([0, 1], [90, 10])
-    plan = plan_plain_cycle(np.arange(100), labels, np.empty((20, 0), dtype=np.int64), labels[:0], 10, rng)
+    plan = plan_plain_cycle(
+        np.arange(100), labels, np.empty((20, 0), dtype=np.int64), labels[:0], 10, rng
+    )
     assert np.bincount(plan.labels_SN.ravel()).tolist() == [180, 20]

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import LIMIT, Recorder, encoded, forbid_decoding, opened, picture
 from PIL import Image
 
-from certvol.config import DataConfig
-from certvol.data import reading
-from certvol.data.cache import cache_folder, cache_key, open_cache
+from certvol.data import decoding
+from certvol.data.cache import cache_folder, cache_key, open_cache, open_features
 from certvol.data.decoding import decode
 from certvol.data.folders import scan
-from certvol.errors import RunFailed
+from certvol.errors import RunFailed, UserError
+from certvol.settings import DataConfig
+from support.pictures import LIMIT, Recorder, encoded, forbid_decoding, opened, picture
 
 
-def test_cache_holds_what_decode_gives(images: Path, config: DataConfig) -> None:
+def test_the_cache_holds_the_decoded_images(images: Path, config: DataConfig) -> None:
     (images / "a/bad.jpg").write_bytes(b"text")
     (images / "b/zero.png").write_bytes(b"")
     progress = Recorder()
@@ -39,7 +39,9 @@ def test_cache_holds_what_decode_gives(images: Path, config: DataConfig) -> None
     assert progress.events == [("decoding images", 42), ("finish", 42)]
 
 
-def test_a_second_opening_decodes_nothing(images: Path, config: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_opening_decodes_nothing(
+    images: Path, config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (images / "a/bad.jpg").write_bytes(b"text")
     first = opened(images, config)
     forbid_decoding(monkeypatch)
@@ -61,7 +63,9 @@ def test_nothing_of_the_cache_is_a_pickle(images: Path, config: DataConfig) -> N
     json.loads(index.read_text())
 
 
-def test_key_follows_content_and_settings_but_not_place(images: Path, config: DataConfig, tmp_path: Path) -> None:
+def test_the_key_depends_on_content_and_settings_but_not_on_the_place(
+    images: Path, config: DataConfig, tmp_path: Path
+) -> None:
     key = cache_key(scan(images), 8, config)
     assert cache_key(scan(images), 9, config) != key
     assert cache_key(scan(images), 8, DataConfig(max_megapixels=1.0)) != key
@@ -72,7 +76,9 @@ def test_key_follows_content_and_settings_but_not_place(images: Path, config: Da
     assert cache_key(scan(moved), 8, config) != key
 
 
-def test_key_tells_sets_apart_whose_names_sizes_and_times_agree(tmp_path: Path, config: DataConfig) -> None:
+def test_the_key_differs_for_other_content_with_the_same_names_sizes_and_times(
+    tmp_path: Path, config: DataConfig
+) -> None:
     keys = []
     for fill in (10, 20):
         root = tmp_path / str(fill)
@@ -84,7 +90,9 @@ def test_key_tells_sets_apart_whose_names_sizes_and_times_agree(tmp_path: Path, 
     assert keys[0] != keys[1]
 
 
-def test_place_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_chooses_the_cache_folder_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("CERTVOL_CACHE", raising=False)
     assert cache_folder(DataConfig()) == tmp_path / "xdg/certvol"
@@ -93,7 +101,7 @@ def test_place_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_folder(DataConfig(cache_dir=str(tmp_path / "set"))) == tmp_path / "set"
 
 
-def test_names_of_every_kind(tmp_path: Path, config: DataConfig) -> None:
+def test_file_names_of_any_kind_are_kept(tmp_path: Path, config: DataConfig) -> None:
     raw = encoded(picture(), "PNG")
     names = [b"caf\xe9.png", b"new\nline.png", "日本 '\".png".encode(), b"x" * 251 + b".png"]
     (tmp_path / "odd").mkdir()
@@ -106,7 +114,9 @@ def test_names_of_every_kind(tmp_path: Path, config: DataConfig) -> None:
         assert [os.fsencode(path) for path, _ in cache.failures] == [b"b\xe9d.png"]
 
 
-def test_empty_listing_and_nothing_readable(tmp_path: Path, config: DataConfig) -> None:
+def test_a_folder_without_readable_images_gives_an_empty_cache(
+    tmp_path: Path, config: DataConfig
+) -> None:
     (tmp_path / "none").mkdir()
     assert opened(tmp_path / "none", config).pixels.shape == (0, 8, 8, 3)
     (tmp_path / "none/bad.jpg").write_bytes(b"bad")
@@ -119,57 +129,45 @@ def test_empty_listing_and_nothing_readable(tmp_path: Path, config: DataConfig) 
 # --- damaged caches
 
 
-def spoil_truncate(done: Path) -> None:
-    with (done / "pixels.bin").open("r+b") as file:
-        file.truncate(100)
-
-
-def spoil_index(done: Path) -> None:
-    text = (done / "index.json").read_text()
-    (done / "index.json").write_text(text.replace('"rows": 40', '"rows": 39'))
-
-
-def spoil_hashes(done: Path) -> None:
-    data = bytearray((done / "hashes.bin").read_bytes())
-    data[5] ^= 255
-    (done / "hashes.bin").write_bytes(data)
-
-
-def spoil_pickle(done: Path) -> None:
-    (done / "index.json").write_text(f"cos\nsystem\n(S'touch {done.parent}/payload-ran'\ntR.")
-
-
-def spoil_missing(done: Path) -> None:
-    (done / "hashes.bin").unlink()
-
-
-def spoil_half_removed(done: Path) -> None:
-    (done / "index.json").unlink()
-
-
-def spoil_json(done: Path) -> None:
-    (done / "index.json").write_text("[1, 2]")
+def flip_a_byte(data: bytes) -> bytes:
+    return data[:5] + bytes([data[5] ^ 255]) + data[6:]
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [spoil_truncate, spoil_index, spoil_hashes, spoil_pickle, spoil_missing, spoil_half_removed, spoil_json],
+    ("name", "change"),
+    [
+        ("pixels.bin", lambda data: data[:100]),
+        ("hashes.bin", flip_a_byte),
+        ("hashes.bin", None),
+        ("index.json", lambda data: data.replace(b'"rows": 40', b'"rows": 39')),
+        ("index.json", lambda data: b"cos\nsystem\n(S'touch payload-ran'\ntR."),
+        ("index.json", lambda data: b"[1, 2]"),
+        ("index.json", None),
+    ],
 )
-def test_a_damaged_cache_is_noticed_and_built_again(images: Path, config: DataConfig, spoil: Any) -> None:
+def test_a_damaged_cache_is_noticed_and_built_again(
+    images: Path, config: DataConfig, monkeypatch: pytest.MonkeyPatch, name: str, change: Any
+) -> None:
+    monkeypatch.chdir(images)
     before = np.array(opened(images, config).pixels)
     (done,) = (p for p in cache_folder(config).iterdir() if p.is_dir())
-    spoil(done)
-    with pytest.warns(UserWarning, match="damaged .*decoding them again"):
+    data = (done / name).read_bytes()
+    (done / name).unlink()
+    if change:
+        (done / name).write_bytes(change(data))
+    with pytest.warns(UserWarning, match="damaged .*making them again"):
         again = opened(images, config)
     assert np.array_equal(again.pixels, before)
     assert len(opened(images, config).paths) == 40
-    assert not (done.parent / "payload-ran").exists()
+    assert not Path("payload-ran").exists()
 
 
-def test_a_damaged_cache_that_is_open_is_built_again_beside_it(images: Path, config: DataConfig) -> None:
+def test_a_damaged_cache_that_is_open_is_built_again_beside_it(
+    images: Path, config: DataConfig
+) -> None:
     first = opened(images, config)
     (done,) = (p for p in cache_folder(config).iterdir() if p.is_dir())
-    spoil_index(done)
+    (done / "index.json").write_text("[1, 2]")
     with pytest.warns(UserWarning, match="damaged"):
         second = opened(images, config)
     assert np.array_equal(first.pixels, second.pixels)
@@ -211,28 +209,95 @@ def test_a_file_that_was_unreadable_is_tried_again(
             assert cache.failures[1] == ("b/05.png", "cannot be read: permission denied")
     assert cache_key(scan(images), 8, config) == key
     assert [path for path, _ in opened(images, config).failures] == ["a/bad.jpg"]
-    forbid_decoding(monkeypatch)  # what is no image stays no image
+    forbid_decoding(monkeypatch)  # a file that is not an image is not tried again
     assert len(opened(images, config).paths) == 40
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_folder_that_vanishes_stops_the_build_and_resumes(
+def test_a_build_stops_if_its_folder_vanishes_and_resumes_later(
     images: Path, config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = opened(images, DataConfig(cache_dir=str(tmp_path / "other")))
     real, calls = decode, [0]
 
-    def unmount(raw: bytes, size: int, limit: float) -> np.ndarray:
+    def unmount(*args: Any) -> np.ndarray:
         calls[0] += 1
         if calls[0] == 20:
             images.rename(tmp_path / "away")
-        return real(raw, size, limit)
+        return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "decode", unmount)
+        patch.setattr(decoding, "decode", unmount)
         with pytest.raises(RunFailed, match="became unreadable"):
             opened(images, DataConfig(cache_dir=config.cache_dir, workers=1))
     (tmp_path / "away").rename(images)
     resumed = opened(images, config)
     assert resumed.failures == []
     assert np.array_equal(resumed.pixels, whole.pixels)
+
+
+# --- features
+
+KEY, SHAPE = "0" * 32, (10, 2, 3)
+FEATURES = np.arange(60, dtype=np.float32).reshape(SHAPE)
+
+
+class Extractor:
+    """Returns the rows of FEATURES and records what it was asked for."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.fail_at = fail_at
+
+    def __call__(self, start: int, stop: int) -> np.ndarray:
+        if start == self.fail_at:
+            raise KeyboardInterrupt
+        self.asked.append((start, stop))
+        return FEATURES[start:stop]
+
+
+def extracted(config: DataConfig) -> list[tuple[int, int]]:
+    """Open the features, check them, and return which images were extracted for that."""
+    extractor = Extractor()
+    assert np.array_equal(open_features(KEY, SHAPE, extractor, 4, config), FEATURES)
+    return extractor.asked
+
+
+def test_features_are_extracted_once(config: DataConfig) -> None:
+    assert extracted(config) == [(0, 4), (4, 8), (8, 10)]
+    assert extracted(config) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "redone"),
+    [
+        ("features.bin", lambda data: data + b"half a row", [(8, 10)]),
+        ("journal.jsonl", lambda data: data + b'{"rows"', [(8, 10)]),
+        # A line without its end: the next one would be written behind it, and neither could be read.
+        ("journal.jsonl", lambda data: data[:-1], [(4, 8), (8, 10)]),
+        ("features.bin", lambda data: data[: 5 * 24], [(4, 8), (8, 10)]),
+    ],
+)
+def test_an_extraction_resumes_after_its_last_complete_chunk(
+    config: DataConfig, name: str, change: Any, redone: list[tuple[int, int]]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        open_features(KEY, SHAPE, Extractor(fail_at=8), 4, config)
+    file = cache_folder(config) / f"{KEY}.building" / name
+    file.write_bytes(change(file.read_bytes()))
+    assert extracted(config) == redone
+
+
+@pytest.mark.parametrize("name", ["features.bin", "index.json"])
+def test_damaged_features_are_extracted_again(config: DataConfig, name: str) -> None:
+    extracted(config)
+    file = cache_folder(config) / KEY / name
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged"):
+        assert len(extracted(config)) == 3
+
+
+def test_the_limit_of_the_cache_holds_for_features(config: DataConfig) -> None:
+    small = DataConfig(cache_dir=config.cache_dir, cache_limit_gb=1e-7)
+    with pytest.raises(UserError, match=r"data\.views"):
+        open_features(KEY, SHAPE, Extractor(), 4, small)

@@ -1,19 +1,18 @@
-import io
 import logging
+import os
 import struct
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pictures import LIMIT, close, encoded, picture
-from PIL import Image, ImageFile
+from PIL import Image
 
 from certvol.data import decoding
-from certvol.data.decoding import UnreadableImage, decode, square
+from certvol.data.decoding import UnreadableImage, decode, read_file, square
+from support.pictures import LIMIT, close, encoded, picture
 
 # --- decode: formats and modes
 
@@ -32,7 +31,7 @@ from certvol.data.decoding import UnreadableImage, decode, square
         ("GIF", {}),
     ],
 )
-def test_formats(kind: str, options: dict[str, Any]) -> None:
+def test_every_format_decodes(kind: str, options: dict[str, Any]) -> None:
     pixels = decode(encoded(picture(), kind, **options), None, LIMIT)
     assert pixels.dtype == np.uint8
     assert close(pixels, np.asarray(picture()), by=3 if kind == "JPEG" else 0.5)
@@ -41,21 +40,33 @@ def test_formats(kind: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [None, 16])
-def test_exif_orientation(kind: str, orientation: int, size: int | None) -> None:
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # number of the transpose that turns upright into as-stored
+def test_the_exif_orientation_is_applied(kind: str, orientation: int, size: int | None) -> None:
+    undo = {
+        2: 0,
+        3: 3,
+        4: 1,
+        5: 5,
+        6: 2,
+        7: 6,
+        8: 4,
+    }  # number of the transpose that turns upright into as-stored
     upright = picture()
     stored = upright if orientation == 1 else upright.transpose(Image.Transpose(undo[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
     raw = encoded(stored, kind, exif=exif, **({"quality": 95} if kind in ("JPEG", "WEBP") else {}))
-    expected = np.asarray(upright if size is None else upright.resize((size, size), Image.Resampling.BILINEAR))
+    expected = np.asarray(
+        upright if size is None else upright.resize((size, size), Image.Resampling.BILINEAR)
+    )
     assert close(decode(raw, size, LIMIT), expected, by=6)
 
 
-def test_compressed_tiff_is_turned_once() -> None:
+def test_a_compressed_tiff_is_turned_once() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    raw = encoded(picture().transpose(Image.Transpose.ROTATE_90), "TIFF", exif=exif, compression="tiff_lzw")
+    raw = encoded(
+        picture().transpose(Image.Transpose.ROTATE_90), "TIFF", exif=exif, compression="tiff_lzw"
+    )
     assert np.array_equal(decode(raw, None, LIMIT), np.asarray(picture()))
 
 
@@ -77,9 +88,11 @@ def test_corrupt_colour_profile_is_ignored() -> None:
         assert decode(raw, 8, LIMIT).shape == (8, 8, 3)
 
 
-def test_grey_and_one_bit() -> None:
+def test_grey_and_one_bit_images_become_rgb() -> None:
     grey = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
-    assert np.array_equal(decode(encoded(grey, "PNG"), None, LIMIT), np.repeat(np.asarray(grey)[..., None], 3, axis=2))
+    assert np.array_equal(
+        decode(encoded(grey, "PNG"), None, LIMIT), np.repeat(np.asarray(grey)[..., None], 3, axis=2)
+    )
     bits = decode(encoded(grey.convert("1", dither=Image.Dither.NONE), "PNG"), None, LIMIT)
     assert set(np.unique(bits)) == {0, 255}
     assert (bits[0] == 0).all()
@@ -87,7 +100,8 @@ def test_grey_and_one_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind"), [("LA", "PNG"), ("LA", "TIFF"), ("RGBA", "PNG"), ("RGBA", "TIFF"), ("PA", "TIFF")]
+    ("mode", "kind"),
+    [("LA", "PNG"), ("LA", "TIFF"), ("RGBA", "PNG"), ("RGBA", "TIFF"), ("PA", "TIFF")],
 )
 def test_alpha_is_laid_on_white(mode: str, kind: str) -> None:
     black = Image.new("RGBA", (4, 2), (0, 0, 0, 255))
@@ -116,13 +130,17 @@ def test_colour_key_transparency_is_laid_on_white() -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
-def test_cmyk(kind: str) -> None:
+def test_cmyk_becomes_rgb(kind: str) -> None:
     raw = encoded(picture().convert("CMYK"), kind, **({"quality": 95} if kind == "JPEG" else {}))
     assert close(decode(raw, None, LIMIT), np.asarray(picture()), by=8)
 
 
-def test_ycbcr_tiff() -> None:
-    assert close(decode(encoded(picture().convert("YCbCr"), "TIFF"), None, LIMIT), np.asarray(picture()), by=3)
+def test_a_ycbcr_tiff_becomes_rgb() -> None:
+    assert close(
+        decode(encoded(picture().convert("YCbCr"), "TIFF"), None, LIMIT),
+        np.asarray(picture()),
+        by=3,
+    )
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -132,11 +150,21 @@ def test_16_bit_grey_keeps_its_high_byte(kind: str) -> None:
     assert pixels[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
-def test_big_endian_16_bit_tiff() -> None:
+def test_a_big_endian_16_bit_tiff_keeps_its_high_bytes() -> None:
     header = b"MM\0*\0\0\0\x08"
-    tags = [(256, 4, 2), (257, 4, 1), (258, 3, 16), (259, 3, 1), (262, 3, 1), (273, 4, 200), (277, 3, 1), (279, 4, 4)]
+    tags = [
+        (256, 4, 2),
+        (257, 4, 1),
+        (258, 3, 16),
+        (259, 3, 1),
+        (262, 3, 1),
+        (273, 4, 200),
+        (277, 3, 1),
+        (279, 4, 4),
+    ]
     entries = b"".join(
-        struct.pack(">HHI", tag, kind, 1) + (struct.pack(">I", v) if kind == 4 else struct.pack(">HH", v, 0))
+        struct.pack(">HHI", tag, kind, 1)
+        + (struct.pack(">I", v) if kind == 4 else struct.pack(">HH", v, 0))
         for tag, kind, v in tags
     )
     raw = (header + struct.pack(">H", len(tags)) + entries + struct.pack(">I", 0)).ljust(200, b"\0")
@@ -157,11 +185,13 @@ def test_big_endian_16_bit_tiff() -> None:
     ],
 )
 def test_wide_grey_values_are_scaled(values: np.ndarray, expected: list[int]) -> None:
-    assert decode(encoded(Image.fromarray(values), "TIFF"), None, LIMIT)[0, :, 0].tolist() == expected
+    assert (
+        decode(encoded(Image.fromarray(values), "TIFF"), None, LIMIT)[0, :, 0].tolist() == expected
+    )
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])
-def test_first_frame(kind: str) -> None:
+def test_the_first_frame_is_decoded(kind: str) -> None:
     red, blue = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
     options = {"lossless": True} if kind == "WEBP" else {}
     raw = encoded(red, kind, save_all=True, append_images=[blue, red], **options)
@@ -177,7 +207,7 @@ def test_size_squashes_with_antialiasing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 900), (2000, 1), (20000, 3)])
-def test_extreme_shapes(shape: tuple[int, int]) -> None:
+def test_extreme_shapes_decode(shape: tuple[int, int]) -> None:
     for kind in ("PNG", "JPEG"):
         raw = encoded(Image.new("RGB", shape, (9, 99, 199)), kind)
         assert close(decode(raw, 16, LIMIT), np.full((16, 16, 3), (9, 99, 199)))
@@ -188,10 +218,12 @@ def test_a_jpeg_decoded_at_reduced_size_is_near_the_full_decoding(side: int) -> 
     noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
     large = Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC)
     expected = np.asarray(large.resize((64, 64), Image.Resampling.BILINEAR))
-    assert close(decode(encoded(large, "JPEG", quality=95, subsampling=0), 64, LIMIT), expected, by=4)
+    assert close(
+        decode(encoded(large, "JPEG", quality=95, subsampling=0), 64, LIMIT), expected, by=4
+    )
 
 
-# --- decode: what is no image
+# --- decode: damaged and hostile files
 
 
 @pytest.mark.parametrize(
@@ -205,14 +237,14 @@ def test_a_jpeg_decoded_at_reduced_size_is_near_the_full_decoding(side: int) -> 
         (b"GIF89a" + b"\xff" * 30, "not an image|damaged|megapixels|too many"),
     ],
 )
-def test_what_is_no_image(raw: bytes, reason: str) -> None:
+def test_bytes_that_are_not_an_image_give_a_reason(raw: bytes, reason: str) -> None:
     with pytest.raises(UnreadableImage, match=reason):
         decode(raw, 16, LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF"])
 @pytest.mark.parametrize("size", [None, 8])
-def test_truncated_images(kind: str, size: int | None) -> None:
+def test_truncated_images_give_a_reason(kind: str, size: int | None) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     raw = encoded(noise, kind)
     with pytest.raises(UnreadableImage, match=r"truncated or damaged|not an image"):
@@ -225,7 +257,7 @@ def test_a_large_truncated_jpeg_is_noticed_in_draft_mode() -> None:
         decode(raw[: len(raw) * 3 // 4], 32, LIMIT)
 
 
-def test_pixel_limit() -> None:
+def test_images_above_the_pixel_limit_are_refused() -> None:
     raw = encoded(Image.new("L", (2000, 1000)), "PNG")
     with pytest.raises(UnreadableImage, match=r"2 megapixels \(data\.max_megapixels is 1\.5\)"):
         decode(raw, 16, 1.5)
@@ -236,11 +268,16 @@ def png_header(width: int, height: int) -> bytes:
     import zlib
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + chunk(b"IEND", b"")
     )
 
 
@@ -258,7 +295,9 @@ def test_the_limit_can_be_set_above_that_of_pillow(monkeypatch: pytest.MonkeyPat
     assert Image.MAX_IMAGE_PIXELS == 1000
 
 
-def test_random_damage_gives_pixels_or_a_reason_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_random_damage_gives_pixels_or_a_reason_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rng = np.random.default_rng(1)
     files = [encoded(picture(), kind) for kind in ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF")]
     files.append(encoded(picture(), "TIFF", compression="tiff_lzw"))
@@ -281,7 +320,7 @@ def test_random_damage_gives_pixels_or_a_reason_and_nothing_else(caplog: pytest.
     assert all("\n" not in reason and 0 < len(reason) < 140 for reason in reasons)
 
 
-def test_memory_error_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
 
@@ -295,7 +334,10 @@ def test_memory_error_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decoding_in_threads_leaves_the_warning_filters_as_they_were() -> None:
     raw = encoded(picture(), "JPEG")
     before = list(warnings.filters)
-    threads = [threading.Thread(target=lambda: [decode(raw, 8, LIMIT) for _ in range(50)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [decode(raw, 8, LIMIT) for _ in range(50)])
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -303,126 +345,17 @@ def test_decoding_in_threads_leaves_the_warning_filters_as_they_were() -> None:
     assert warnings.filters == before
 
 
-def test_truncated_images_stay_off_in_pillow() -> None:
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+# --- read_file
 
 
-# --- square: the same for images that are open already
+def test_read_file_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(UnreadableImage, match="not a file"):
+        read_file(tmp_path / "pipe.jpg", LIMIT)
 
 
-def rotated(kind: str, orientation: int = 6, **options: Any) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return encoded(detailed(), kind, exif=exif, **options)
-
-
-def detailed(width: int = 400, height: int = 300) -> Image.Image:
-    """Every pixel counts: a different way to squash gives other values."""
-    noise = np.random.default_rng(0).integers(0, 256, (height // 5, width // 5, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def transparent() -> Image.Image:
-    image = detailed().convert("RGBA")
-    image.putalpha(detailed().convert("L"))
-    return image
-
-
-WIDE = Image.fromarray(np.arange(120_000, dtype=np.uint16).reshape(300, 400))
-
-
-@pytest.mark.parametrize("loaded", [False, True])
-@pytest.mark.parametrize(
-    "raw",
-    [
-        pytest.param(encoded(detailed(), "PNG"), id="rgb"),
-        pytest.param(encoded(detailed().convert("L"), "PNG"), id="grey"),
-        pytest.param(encoded(WIDE, "PNG"), id="16-bit"),
-        pytest.param(encoded(detailed().convert("1"), "PNG"), id="one-bit"),
-        pytest.param(encoded(detailed().convert("P"), "PNG"), id="palette"),
-        pytest.param(encoded(detailed().convert("P"), "GIF", transparency=3), id="transparent-palette"),
-        pytest.param(encoded(transparent(), "PNG"), id="rgba"),
-        pytest.param(encoded(transparent(), "WEBP"), id="rgba-webp"),
-        pytest.param(encoded(detailed().convert("CMYK"), "TIFF"), id="cmyk"),
-        pytest.param(rotated("PNG"), id="exif-png"),
-        pytest.param(rotated("WEBP", 5), id="exif-webp"),
-        pytest.param(rotated("TIFF", 8), id="exif-tiff"),
-        pytest.param(rotated("TIFF", 7, compression="tiff_lzw"), id="exif-compressed-tiff"),
-        pytest.param(encoded(detailed(), "PNG", save_all=True, append_images=[picture(400, 300)]), id="frames"),
-    ],
-)
-def test_square_gives_what_decode_gives(raw: bytes, loaded: bool) -> None:
-    for size in (16, 300, 350):
-        image = Image.open(io.BytesIO(raw))
-        if loaded:
-            image.load()
-        pixels = square(image, size, LIMIT)
-        assert pixels.dtype == np.uint8
-        assert np.array_equal(pixels, decode(raw, size, LIMIT))
-
-
-JPEGS = [
-    pytest.param(encoded(detailed(), "JPEG"), id="rgb"),
-    pytest.param(encoded(detailed().convert("L"), "JPEG"), id="grey"),
-    pytest.param(encoded(detailed().convert("CMYK"), "JPEG"), id="cmyk"),
-    pytest.param(rotated("JPEG"), id="exif"),
-    pytest.param(encoded(detailed(), "MPO", save_all=True, append_images=[picture(400, 300)]), id="frames"),
-]
-
-
-@pytest.mark.parametrize("raw", JPEGS)
-def test_square_of_a_jpeg_that_is_not_loaded_yet(raw: bytes, tmp_path: Path) -> None:
-    (tmp_path / "image.jpg").write_bytes(raw)
-    for size in (16, 64, 350):
-        for source in (io.BytesIO(raw), tmp_path / "image.jpg"):
-            with Image.open(source) as image:
-                for _ in range(2):
-                    assert np.array_equal(square(image, size, LIMIT), decode(raw, size, LIMIT))
-                assert image.size == (400, 300)  # the caller's image is as it was
-                with Image.open(io.BytesIO(raw)) as other:
-                    assert np.array_equal(np.asarray(image), np.asarray(other))
-
-
-@pytest.mark.parametrize("raw", JPEGS)
-def test_square_of_a_jpeg_that_is_loaded_is_near_to_decode(raw: bytes) -> None:
-    image = Image.open(io.BytesIO(raw))
-    image.load()
-    assert close(square(image, 16, LIMIT), decode(raw, 16, LIMIT), by=3)
-    assert np.array_equal(square(image, 300, LIMIT), decode(raw, 300, LIMIT))  # too large for a reduced size
-
-
-def test_square_takes_the_frame_the_image_stands_at() -> None:
-    second = picture(400, 300)
-    image = Image.open(io.BytesIO(encoded(detailed(), "MPO", save_all=True, append_images=[second], quality=95)))
-    image.seek(1)
-    assert close(square(image, 16, LIMIT), np.asarray(second.resize((16, 16), Image.Resampling.BILINEAR)))
-    assert (image.tell(), image.size) == (1, (400, 300))
-
-
-def test_square_of_an_image_that_never_was_a_file() -> None:
-    assert np.array_equal(square(picture(), 16, LIMIT), decode(encoded(picture(), "PNG"), 16, LIMIT))
-    assert np.array_equal(square(transparent(), 16, LIMIT), decode(encoded(transparent(), "PNG"), 16, LIMIT))
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_square_of_one_image_in_many_threads(kind: str) -> None:
-    raw = encoded(detailed(), kind)
-    expected = decode(raw, 64, LIMIT)
-    for _ in range(5):
-        image = Image.open(io.BytesIO(raw))
-        with ThreadPoolExecutor(8) as pool:
-            for pixels in pool.map(lambda image: square(image, 64, LIMIT), [image] * 32):
-                assert np.array_equal(pixels, expected)
-
-
-def test_square_tells_what_is_wrong_as_decode_does() -> None:
-    with pytest.raises(UnreadableImage, match=r"2 megapixels \(data\.max_megapixels is 1\.5\)"):
-        square(Image.new("L", (2000, 1000)), 16, 1.5)
-    for kind in ("JPEG", "PNG"):
-        raw = encoded(detailed(), kind)
-        with pytest.raises(UnreadableImage, match="truncated or damaged"):
-            square(Image.open(io.BytesIO(raw[: len(raw) // 2])), 16, LIMIT)
-        with Image.open(io.BytesIO(raw)) as image:
-            pass
-        with pytest.raises(UnreadableImage, match="closed before"):
-            square(image, 16, LIMIT)
+def test_read_file_refuses_files_too_large_for_an_image(tmp_path: Path) -> None:
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.truncate(2_000_000_000)  # sparse: takes no space
+    with pytest.raises(UnreadableImage, match=r"2\.0 GB"):
+        read_file(tmp_path / "huge.png", LIMIT)

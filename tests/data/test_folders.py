@@ -35,7 +35,16 @@ def listing_of(*paths: str) -> Listing:
 
 
 def test_scan_lists_images_sorted_with_their_sizes_and_times(tmp_path: Path) -> None:
-    touch(tmp_path, "b/2.JPG", "a/10.png", "a/9.tiff", "b/deep/er/3.WebP", "top.gif", "readme.txt", "b/labels.csv")
+    touch(
+        tmp_path,
+        "b/2.JPG",
+        "a/10.png",
+        "a/9.tiff",
+        "b/deep/er/3.WebP",
+        "top.gif",
+        "readme.txt",
+        "b/labels.csv",
+    )
     os.utime(tmp_path / "a/9.tiff", ns=(5, 1234567890123456789))
     listing = scan(tmp_path)
     assert listing.paths == ["a/10.png", "a/9.tiff", "b/2.JPG", "b/deep/er/3.WebP", "top.gif"]
@@ -46,22 +55,37 @@ def test_scan_lists_images_sorted_with_their_sizes_and_times(tmp_path: Path) -> 
     assert listing.folders == ["a", "b", "b/deep"]
 
 
-def test_scan_passes_over_hidden_files_and_folders(tmp_path: Path) -> None:
-    touch(tmp_path, ".hidden.jpg", ".git/a.jpg", "__MACOSX/a.jpg", "a/._1.jpg", "a/Thumbs.db", "a/1.jpg")
+def test_scan_ignores_hidden_files_and_folders(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        ".hidden.jpg",
+        ".git/a.jpg",
+        "__MACOSX/a.jpg",
+        "a/._1.jpg",
+        "a/Thumbs.db",
+        "a/1.jpg",
+    )
     listing = scan(tmp_path)
     assert listing.paths == ["a/1.jpg"]
     assert listing.other_files == 0
 
 
-def test_scan_of_a_hidden_root_lists_it(tmp_path: Path) -> None:
+def test_scan_lists_a_hidden_root(tmp_path: Path) -> None:
     assert scan(touch(tmp_path / ".data", "a.jpg")).paths == ["a.jpg"]
 
 
 @pytest.mark.parametrize(
     ("name", "is_image"),
-    [("a.jpg", True), ("a.JPEG", True), ("a.b.Tif", True), ("jpg", False), (".jpg", False), ("a.jpg.txt", False)],
+    [
+        ("a.jpg", True),
+        ("a.JPEG", True),
+        ("a.b.Tif", True),
+        ("jpg", False),
+        (".jpg", False),
+        ("a.jpg.txt", False),
+    ],
 )
-def test_image_suffix(name: str, is_image: bool) -> None:
+def test_images_are_recognised_by_their_suffix(name: str, is_image: bool) -> None:
     assert has_image_suffix(name) is is_image
 
 
@@ -83,7 +107,7 @@ def test_scan_takes_any_name(tmp_path: Path, name: str) -> None:
     assert scan(tmp_path).paths == [f"c l'a\nss/{name}"]
 
 
-def test_scan_takes_names_that_are_no_utf8(tmp_path: Path) -> None:
+def test_scan_takes_names_that_are_not_utf8(tmp_path: Path) -> None:
     raw = os.fsencode(tmp_path) + b"/caf\xe9.jpg"
     try:
         Path(os.fsdecode(raw)).write_bytes(b"x")
@@ -98,24 +122,26 @@ def test_printable_is_one_line() -> None:
     assert printable("a\nb\x1b[31m é") == "a\\nb\\x1b[31m é"
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
         scan(tmp_path / "nowhere")
 
 
-def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a.jpg")
     with pytest.raises(UserError, match=r"a\.jpg is a file; expected a folder"):
         scan(tmp_path / "a.jpg")
 
 
 @pytest.mark.parametrize("root", ["a\0b", "x" * 5000])
-def test_impossible_paths(root: str) -> None:
+def test_impossible_paths_are_refused(root: str) -> None:
     with pytest.raises(UserError, match="cannot read the folder"):
         scan(root)
 
 
-def test_a_root_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -124,7 +150,9 @@ def test_a_root_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         scan(tmp_path)
 
 
-def test_an_unreadable_folder_is_a_problem_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_a_problem_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touch(tmp_path, "a/1.jpg", "locked/2.jpg")
     real = os.scandir
 
@@ -176,7 +204,9 @@ def test_folders_that_all_link_to_each_other_are_read_once(tmp_path: Path) -> No
     assert time.perf_counter() - start < 5
 
 
-def test_pipes_sockets_and_devices_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_sockets_and_devices_are_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path may have 108 bytes at most
     os.mkfifo("pipe.jpg")
     with socket.socket(socket.AF_UNIX) as server:
@@ -185,13 +215,15 @@ def test_pipes_sockets_and_devices_are_problems(tmp_path: Path, monkeypatch: pyt
         listing = scan(tmp_path)
     assert listing.paths == []
     assert listing.problems == [
-        ("device.jpg", "a device, not a file"),
-        ("pipe.jpg", "a named pipe, not a file"),
-        ("socket.jpg", "a socket, not a file"),
+        ("device.jpg", "a pipe, socket or device, not a file"),
+        ("pipe.jpg", "a pipe, socket or device, not a file"),
+        ("socket.jpg", "a pipe, socket or device, not a file"),
     ]
 
 
-def test_a_file_that_vanishes_while_listed_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_while_listed_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touch(tmp_path, "a.jpg")
     (tmp_path / "b.jpg").symlink_to(tmp_path / "a.jpg")
     real = os.scandir
@@ -206,7 +238,9 @@ def test_a_file_that_vanishes_while_listed_is_a_problem(tmp_path: Path, monkeypa
     class Listed:
         def __init__(self, path: Path) -> None:
             with real(path) as entries:
-                self.entries = [Vanishing(entry) if entry.name == "b.jpg" else entry for entry in entries]
+                self.entries: list[object] = [
+                    Vanishing(entry) if entry.name == "b.jpg" else entry for entry in entries
+                ]
 
         def __enter__(self) -> list[object]:
             return self.entries
@@ -222,7 +256,7 @@ def test_a_file_that_vanishes_while_listed_is_a_problem(tmp_path: Path, monkeypa
 # --- classes
 
 
-def test_class_of() -> None:
+def test_the_class_of_an_image_is_its_first_folder() -> None:
     assert class_of("cat/1.jpg") == "cat"
     assert class_of("cat/deep/1.jpg") == "cat"
     assert class_of("1.jpg") is None
@@ -237,7 +271,7 @@ def test_labels_by_first_folder_in_sorted_order() -> None:
     assert labels.dtype == np.int64
 
 
-def test_images_level_is_recognised() -> None:
+def test_a_folder_images_above_the_classes_is_recognised() -> None:
     classes, labels = labels_of(listing_of("images/cat/1.jpg", "images/dog/2.jpg"))
     assert classes == ["cat", "dog"]
     assert labels.tolist() == [0, 1]
@@ -248,11 +282,11 @@ def test_images_beside_another_folder_is_a_class() -> None:
     assert labels_of(listing_of("images/1.jpg", "other/2.jpg"))[0] == ["images", "other"]
 
 
-def test_images_level_inside_each_class() -> None:
+def test_a_folder_images_inside_each_class_is_recognised() -> None:
     assert labels_of(listing_of("cat/images/1.jpg", "dog/images/2.jpg"))[0] == ["cat", "dog"]
 
 
-def test_one_sub_folder_per_class_is_no_wrong_level() -> None:
+def test_one_sub_folder_per_class_is_accepted() -> None:
     assert labels_of(listing_of("cat/set1/1.jpg", "dog/set1/2.jpg"))[0] == ["cat", "dog"]
 
 
@@ -262,7 +296,7 @@ def test_stray_images_have_no_label() -> None:
     assert labels.tolist() == [0, 1, -1]
 
 
-def test_no_images(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a/notes.txt")
     with pytest.raises(UserError, match=r"holds no images .*1 other files"):
         labels_of(scan(tmp_path))
@@ -274,7 +308,7 @@ def test_flat_or_lone_folder_is_refused(paths: tuple[str, ...]) -> None:
         labels_of(listing_of(*paths))
 
 
-def test_one_class_only() -> None:
+def test_a_single_class_is_refused() -> None:
     with pytest.raises(UserError, match=r"one class only \(cat\)"):
         labels_of(listing_of("cat/1.jpg", "cat/2.jpg"))
 
@@ -284,11 +318,17 @@ def test_one_class_only() -> None:
     [
         (("amazon/bike/1.jpg", "amazon/mug/1.jpg", "dslr/bike/1.jpg"), "/data/amazon"),
         (("amazon/images/bike/1.jpg", "amazon/images/mug/1.jpg"), "/data/amazon"),
-        (("o31/amazon/bike/1.jpg", "o31/amazon/mug/1.jpg", "o31/dslr/mug/1.jpg"), "/data/o31/amazon"),
-        (("images/amazon/bike/1.jpg", "images/amazon/mug/1.jpg", "images/dslr/mug/1.jpg"), "/data/images/amazon"),
+        (
+            ("o31/amazon/bike/1.jpg", "o31/amazon/mug/1.jpg", "o31/dslr/mug/1.jpg"),
+            "/data/o31/amazon",
+        ),
+        (
+            ("images/amazon/bike/1.jpg", "images/amazon/mug/1.jpg", "images/dslr/mug/1.jpg"),
+            "/data/images/amazon",
+        ),
     ],
 )
-def test_wrong_level_names_the_right_one(paths: tuple[str, ...], meant: str) -> None:
+def test_a_folder_of_domains_names_the_right_folder(paths: tuple[str, ...], meant: str) -> None:
     with pytest.raises(UserError, match=f"look like domains, not classes; did you mean {meant}\\?"):
         labels_of(listing_of(*paths))
 
@@ -296,24 +336,26 @@ def test_wrong_level_names_the_right_one(paths: tuple[str, ...], meant: str) -> 
 # --- labels for evaluation
 
 
-def test_folder_labels() -> None:
+def test_folder_labels_come_from_class_folders() -> None:
     labels = folder_labels(["dog/1.jpg", "cat/2.jpg", "dog/x/3.jpg"], ["cat", "dog"])
     assert labels is not None
     assert labels.tolist() == [1, 0, 1]
 
 
-def test_folder_labels_below_images() -> None:
+def test_folder_labels_are_found_below_a_folder_images() -> None:
     labels = folder_labels(["images/dog/1.jpg", "images/cat/2.jpg"], ["cat", "dog"])
     assert labels is not None
     assert labels.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("paths", [[], ["1.jpg"], ["cat/1.jpg", "2.jpg"], ["cat/1.jpg", "cow/2.jpg"], ["Cat/1.jpg"]])
+@pytest.mark.parametrize(
+    "paths", [[], ["1.jpg"], ["cat/1.jpg", "2.jpg"], ["cat/1.jpg", "cow/2.jpg"], ["Cat/1.jpg"]]
+)
 def test_folder_labels_need_every_path(paths: list[str]) -> None:
     assert folder_labels(paths, ["cat", "dog"]) is None
 
 
-def test_folder_labels_meet_across_unicode_forms() -> None:
+def test_folder_labels_ignore_the_unicode_form() -> None:
     labels = folder_labels(["e\u0301/1.jpg"], ["a", "\u00e9"])
     assert labels is not None
     assert labels.tolist() == [1]

@@ -1,12 +1,15 @@
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from certvol.methods._base import Batch
 from certvol.methods.cdan import OuterProduct, RandomProduct
-from certvol.methods.protocol import Batch
-from methods.plain_steps import (
+from support.methods import CLASSES, make_batch, make_method
+from support.plain_steps import (
+    LAMBDA,
     Weights,
     adversarial,
     assert_steps_are,
@@ -15,8 +18,6 @@ from methods.plain_steps import (
     linear,
     negative_log_likelihood,
 )
-from methods.test_contract import CLASSES, make_batch, make_method
-from methods.test_dann import LAMBDA
 
 
 def test_the_map_is_the_outer_product_of_each_row() -> None:
@@ -35,16 +36,24 @@ def test_the_random_map_keeps_inner_products_of_outer_products() -> None:
 @pytest.mark.parametrize("product", ["outer", "random"])
 @pytest.mark.parametrize("entropy", [False, True])
 def test_whole_steps_in_plain_pytorch_give_equal_weights(product: str, entropy: bool) -> None:
-    settings = {"entropy": entropy, "product": product, "random_dim": 11, "bottleneck": 12, "discriminator_width": 20}
+    settings: dict[str, Any] = {
+        "entropy": entropy,
+        "product": product,
+        "random_dim": 11,
+        "bottleneck": 12,
+        "discriminator_width": 20,
+    }
     method = make_method("cdan", **settings)
     maps = [value.clone() for name, value in method.named_buffers() if "random" in name]
 
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        rows = bottleneck_of(weights, features_of(weights, batch.images_NCHW))
+        rows = bottleneck_of(weights, features_of(weights, batch.inputs))
         logits = linear(weights, "network.classifier.output", rows)
         p = torch.softmax(logits, 1).detach()
         if product == "outer":
-            joined = torch.stack([torch.outer(row, share).flatten() for row, share in zip(rows, p, strict=True)])
+            joined = torch.stack(
+                [torch.outer(row, share).flatten() for row, share in zip(rows, p, strict=True)]
+            )
         else:
             joined = (rows @ maps[0]) * (p @ maps[1]) / 11**0.5
         certainty = 1 + torch.exp((p * p.log()).sum(1)) if entropy else None

@@ -1,10 +1,12 @@
-import math
+from typing import Any
 
 import pytest
 from torch import Tensor
 
-from certvol.methods.protocol import Batch
-from methods.plain_steps import (
+from certvol.methods._base import Batch
+from support.methods import make_method
+from support.plain_steps import (
+    LAMBDA,
     Weights,
     adversarial,
     assert_steps_are,
@@ -13,17 +15,14 @@ from methods.plain_steps import (
     linear,
     negative_log_likelihood,
 )
-from methods.test_contract import make_method
-
-LAMBDA = 2 / (1 + math.exp(-10 * 0.5)) - 1  # at the progress of the batches of tests
 
 
 @pytest.mark.parametrize("target_ce", [False, True])
 def test_whole_steps_in_plain_pytorch_give_equal_weights(target_ce: bool) -> None:
-    """The discriminator goes down its loss, the rest up lambda times the same."""
+    """The discriminator minimises its loss; the rest maximises lambda times it."""
 
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        rows = bottleneck_of(weights, features_of(weights, batch.images_NCHW))
+        rows = bottleneck_of(weights, features_of(weights, batch.inputs))
         labelled = 16 if target_ce else 8
         ce = negative_log_likelihood(
             linear(weights, "network.classifier.output", rows)[:labelled], batch.labels_N[:labelled]
@@ -31,13 +30,11 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(target_ce: bool) -> Non
         discriminating, hiding = adversarial(weights, rows, 8, 0.7 * LAMBDA)
         return ce + 1.3 * (discriminating + hiding)
 
-    settings = {"weight": 1.3, "reversal": 0.7, "bottleneck": 12, "discriminator_width": 20, "target_ce": target_ce}
+    settings: dict[str, Any] = {
+        "weight": 1.3,
+        "reversal": 0.7,
+        "bottleneck": 12,
+        "discriminator_width": 20,
+        "target_ce": target_ce,
+    }
     assert_steps_are(make_method("dann", **settings), loss)
-
-
-def test_pretraining_is_cross_entropy_alone_and_leaves_the_discriminator() -> None:
-    def loss(weights: Weights, batch: Batch) -> Tensor:
-        rows = bottleneck_of(weights, features_of(weights, batch.images_NCHW))
-        return negative_log_likelihood(linear(weights, "network.classifier.output", rows), batch.labels_N)
-
-    assert_steps_are(make_method("dann", bottleneck=12), loss, adapting=False)

@@ -1,14 +1,20 @@
 import torch
 from torch import Tensor
 
-from certvol.methods.protocol import Batch
-from methods.plain_steps import Weights, assert_steps_are, common_logits, features_of, negative_log_likelihood
-from methods.test_contract import make_method
+from certvol.methods._base import Batch
+from support.methods import make_method
+from support.plain_steps import (
+    Weights,
+    assert_steps_are,
+    common_logits,
+    features_of,
+    negative_log_likelihood,
+)
 
 
 def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        logits = common_logits(weights, features_of(weights, batch.images_NCHW))
+        logits = common_logits(weights, features_of(weights, batch.inputs))
         p = torch.softmax(logits[8:] / 2, 1)
         sure = 1 + torch.exp((p * p.log()).sum(1)).detach()
         sure = sure * 8 / sure.sum()
@@ -18,10 +24,3 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
         return negative_log_likelihood(logits[:8], batch.labels_N[:8]) + 1.5 * mcc
 
     assert_steps_are(make_method("mcc", weight=1.5, temperature=2.0), loss)
-
-
-def test_pretraining_is_cross_entropy_alone() -> None:
-    def loss(weights: Weights, batch: Batch) -> Tensor:
-        return negative_log_likelihood(common_logits(weights, features_of(weights, batch.images_NCHW)), batch.labels_N)
-
-    assert_steps_are(make_method("mcc"), loss, adapting=False)

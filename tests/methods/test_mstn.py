@@ -1,14 +1,16 @@
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import references
-from certvol.losses import class_means
-from certvol.methods.protocol import Batch
-from certvol.nn.bottleneck import compared_rows
-from methods.plain_steps import (
+from certvol.methods._base import Batch
+from certvol.methods._losses import class_means
+from support.methods import CLASSES, make_batch, make_method
+from support.plain_steps import (
+    LAMBDA,
     Weights,
     assert_steps_are,
     bottleneck_of,
@@ -16,10 +18,13 @@ from methods.plain_steps import (
     linear,
     negative_log_likelihood,
 )
-from methods.test_contract import CLASSES, make_batch, make_method
-from methods.test_dann import LAMBDA
 
-SMALL = {"bottleneck": 12, "discriminator_width": 20, "discriminator_norm": False, "discriminator_dropout": 0.0}
+SMALL: dict[str, Any] = {
+    "bottleneck": 12,
+    "discriminator_width": 20,
+    "discriminator_norm": False,
+    "discriminator_dropout": 0.0,
+}
 
 
 def test_means_of_classes_and_zero_for_an_absent_one() -> None:
@@ -36,7 +41,7 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(pseudo_labels: str) -> 
 
     def loss(weights: Weights, batch: Batch) -> Tensor:
         nonlocal source, target
-        rows = bottleneck_of(weights, features_of(weights, batch.images_NCHW))
+        rows = bottleneck_of(weights, features_of(weights, batch.inputs))
         logits = linear(weights, "network.classifier.output", rows)
         labels = logits[8:].argmax(1) if pseudo_labels == "batch" else batch.labels_N[8:]
         source = references.moved_centroids(source, rows[:8], batch.labels_N[:8], 0.7)
@@ -52,14 +57,16 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(pseudo_labels: str) -> 
         ce = negative_log_likelihood(logits[:8], batch.labels_N[:8])
         return ce + confusion[0] - 0.2 * LAMBDA * confusion[1] + 5 * LAMBDA * semantic
 
-    assert_steps_are(make_method("mstn", weight=5.0, pseudo_labels=pseudo_labels, **SMALL), loss, steps=3)
+    assert_steps_are(
+        make_method("mstn", weight=5.0, pseudo_labels=pseudo_labels, **SMALL), loss, steps=3
+    )
 
 
-def test_target_rows_are_filed_under_what_the_network_says_without_dropout() -> None:
+def test_target_rows_count_for_the_class_predicted_without_dropout() -> None:
     method = make_method("mstn", **SMALL).train()
     method.network.classifier.dropout = 0.9
     batch = make_batch(n=64)
-    rows, _ = compared_rows(method.network, batch.images_NCHW)
+    rows, _ = method.compared(batch.inputs)
     logits = linear(dict(method.named_parameters()), "network.classifier.output", rows[32:])
     method.loss_terms(batch)
     centroids, seen = class_means(rows[32:], logits.argmax(1), CLASSES)

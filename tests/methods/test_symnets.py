@@ -2,14 +2,20 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import references
-from certvol.methods.protocol import Batch
+from certvol.methods._base import Batch
 from certvol.methods.symnets import half_log_probabilities, pair_entropy
-from methods.plain_steps import Weights, assert_steps_are, features_of, linear, negative_log_likelihood
-from methods.test_contract import CLASSES, make_batch, make_method
-from methods.test_dann import LAMBDA
+from support.methods import CLASSES, make_batch, make_method
+from support.plain_steps import (
+    LAMBDA,
+    Weights,
+    assert_steps_are,
+    features_of,
+    linear,
+    negative_log_likelihood,
+)
 
 HEAD = "network.classifier.output"
 
@@ -21,7 +27,7 @@ def test_even_logits_give_each_half_a_half_and_the_largest_entropy() -> None:
     assert pair_entropy(logits).tolist() == pytest.approx([math.log(4)] * 3)
 
 
-def test_entropy_does_not_care_which_classifier_is_sure() -> None:
+def test_entropy_is_the_same_whichever_classifier_is_sure() -> None:
     logits = torch.full((2, 8), -1e4)
     logits[0, 1] = logits[1, 5] = 0
     assert pair_entropy(logits).tolist() == pytest.approx([0, 0], abs=1e-6)
@@ -30,7 +36,9 @@ def test_entropy_does_not_care_which_classifier_is_sure() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e5])
 def test_extreme_logits_give_finite_values_and_gradients(scale: float) -> None:
     logits = (torch.randn(6, 8) * scale).requires_grad_()
-    (sum(half.sum() for half in half_log_probabilities(logits)) + pair_entropy(logits).sum()).backward()
+    (
+        sum(half.sum() for half in half_log_probabilities(logits)) + pair_entropy(logits).sum()
+    ).backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
 
@@ -38,14 +46,16 @@ def test_extreme_logits_give_finite_values_and_gradients(scale: float) -> None:
 def test_gradients_are_those_of_two_backward_passes_each_kept_by_its_part() -> None:
     method = make_method("symnets").train()
     method.network.classifier.dropout = 0.0
-    weights = {name: value.detach().clone().requires_grad_() for name, value in method.named_parameters()}
+    weights = {
+        name: value.detach().clone().requires_grad_() for name, value in method.named_parameters()
+    }
     method.loss(method.loss_terms(make_batch())).backward()
     batch = make_batch()
-    logits = linear(weights, HEAD, features_of(weights, batch.images_NCHW))
+    logits = linear(weights, HEAD, features_of(weights, batch.inputs))
     for_classifiers, for_backbone = references.symnets(logits, batch.labels_N, 8, CLASSES, LAMBDA)
     names = list(weights)
-    first = torch.autograd.grad(for_classifiers, weights.values(), retain_graph=True)
-    second = torch.autograd.grad(for_backbone, weights.values())
+    first = torch.autograd.grad(for_classifiers, list(weights.values()), retain_graph=True)
+    second = torch.autograd.grad(for_backbone, list(weights.values()))
     for name, of_classifiers, of_backbone in zip(names, first, second, strict=True):
         pair = (of_classifiers, of_backbone)
         expected, other = pair if name.startswith(HEAD) else reversed(pair)
@@ -57,10 +67,14 @@ def test_gradients_are_those_of_two_backward_passes_each_kept_by_its_part() -> N
 
 def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        features = features_of(weights, batch.images_NCHW)
+        features = features_of(weights, batch.inputs)
         fixed = {name: value.detach() for name, value in weights.items()}
-        of_classifiers, _ = references.symnets(linear(weights, HEAD, features.detach()), batch.labels_N, 8, CLASSES, 1)
-        _, of_backbone = references.symnets(linear(fixed, HEAD, features), batch.labels_N, 8, CLASSES, 2 * LAMBDA)
+        of_classifiers, _ = references.symnets(
+            linear(weights, HEAD, features.detach()), batch.labels_N, 8, CLASSES, 1
+        )
+        _, of_backbone = references.symnets(
+            linear(fixed, HEAD, features), batch.labels_N, 8, CLASSES, 2 * LAMBDA
+        )
         return 3 * of_classifiers + of_backbone
 
     assert_steps_are(make_method("symnets", weight=2.0, classifier_rate=3.0), loss)
@@ -68,10 +82,13 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
 
 def test_pretraining_is_cross_entropy_of_both_classifiers_which_learn_faster() -> None:
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        features = features_of(weights, batch.images_NCHW)
+        features = features_of(weights, batch.inputs)
         fixed = {name: value.detach() for name, value in weights.items()}
         total = torch.zeros(())
-        for rate, logits in ((3, linear(weights, HEAD, features.detach())), (1, linear(fixed, HEAD, features))):
+        for rate, logits in (
+            (3, linear(weights, HEAD, features.detach())),
+            (1, linear(fixed, HEAD, features)),
+        ):
             for half in (logits[:, :CLASSES], logits[:, CLASSES:]):
                 total = total + rate * negative_log_likelihood(half, batch.labels_N) / 2
         return total
@@ -89,4 +106,4 @@ def test_the_target_classifier_predicts() -> None:
     output = method.network.classifier.output
     expected = features @ output.weight[CLASSES:].T + output.bias[CLASSES:]
     assert torch.allclose(method.logits(features), expected, atol=1e-5)
-    assert method.logits(features, dropout=0.5).shape == (5, CLASSES)
+    assert method.logits(features, nn.Dropout(0.5)).shape == (5, CLASSES)

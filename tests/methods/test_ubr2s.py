@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 
 import references
-from certvol.methods.protocol import Batch
+from certvol.methods._base import Batch
 from certvol.methods.ubr2s import draw_weights, resampled
-from methods.plain_steps import Weights, assert_steps_are, common_logits, features_of
-from methods.test_contract import CLASSES, make_method, make_survey
+from support.methods import CLASSES, make_method, make_survey
+from support.plain_steps import Weights, assert_steps_are, common_logits, features_of
 
 
 def test_weights_are_those_of_the_formula() -> None:
@@ -32,19 +32,21 @@ def test_a_sure_image_keeps_its_label_and_counts_fully() -> None:
 
 def test_a_draw_two_deviations_away_counts_nothing() -> None:
     mean, deviation = torch.tensor([[0.5, 0.0]]), torch.full((1, 2), 0.1)
-    assert draw_weights(torch.tensor([[0.7, 0.0]]), torch.tensor([0]), mean, deviation).item() == pytest.approx(
-        0, abs=1e-6
-    )
+    assert draw_weights(
+        torch.tensor([[0.7, 0.0]]), torch.tensor([0]), mean, deviation
+    ).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_labels_are_drawn_as_often_as_their_share_says() -> None:
     torch.manual_seed(1)
     share = torch.tensor([0.6, 0.3, 0.1, 0.0])
     _, labels = resampled(share.expand(20000, -1), torch.zeros(20000, 4), torch.randn(20000, 3, 4))
-    assert (torch.bincount(labels, minlength=4) / 20000).tolist() == pytest.approx(share.tolist(), abs=0.015)
+    assert (torch.bincount(labels, minlength=4) / 20000).tolist() == pytest.approx(
+        share.tolist(), abs=0.015
+    )
 
 
-def test_images_are_filed_under_the_largest_mean() -> None:
+def test_pseudo_labels_are_the_largest_means() -> None:
     method = make_method("ubr2s", passes=8)
     with torch.no_grad():
         labelled = method.label_target(make_survey(method, 32))
@@ -53,21 +55,9 @@ def test_images_are_filed_under_the_largest_mean() -> None:
     assert (labelled.tables["deviation"] > 0).all()
 
 
-def test_moments_of_dropout_are_those_of_its_passes() -> None:
-    method = make_method("ubr2s").eval()
-    features = torch.randn(6, method.network.info.dim)
-    with torch.no_grad():
-        mean, deviation = method.mc_dropout_moments(features, 5, 0.5, torch.Generator().manual_seed(3))
-        seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(3)))
-        torch.manual_seed(seed)
-        passes = torch.stack([method.logits(features, 0.5).softmax(1) for _ in range(5)])
-    assert torch.allclose(mean, passes.sum(0) / 5)
-    assert torch.allclose(deviation, ((passes - mean) ** 2).mean(0).sqrt(), atol=1e-6)
-
-
 def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        log = torch.log_softmax(common_logits(weights, features_of(weights, batch.images_NCHW)), 1)
+        log = torch.log_softmax(common_logits(weights, features_of(weights, batch.inputs)), 1)
         hard = torch.eye(CLASSES)[batch.labels_N[:8]]
         source = -((hard * 0.75 + (1 - hard) * 0.25 / 3) * log[:8]).sum(1)
         noise = torch.randn(16, 3, CLASSES, generator=batch.generator)[8:]

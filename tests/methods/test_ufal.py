@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 import references
-from certvol.methods.protocol import Batch
+from certvol.methods._base import Batch
 from certvol.methods.ufal import feature_alignment, filtered
-from methods.plain_steps import Weights, assert_steps_are, common_logits, features_of
-from methods.test_contract import CLASSES, fitted, make_batch, make_method, make_survey
+from support.methods import CLASSES, fitted, make_batch, make_method, make_survey
+from support.plain_steps import Weights, assert_steps_are, common_logits, features_of
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_alignment_is_that_of_the_formula(double: bool) -> None:
+def test_alignment_equals_the_formula(double: bool) -> None:
     features, means = torch.randn(5, 3), torch.randn(4, 3)
     q = torch.rand(5, 4).softmax(1)
     found = feature_alignment(features, means, q, double)
@@ -25,7 +25,9 @@ def test_alignment_is_that_of_the_formula(double: bool) -> None:
 
 def test_alignment_of_a_feature_on_its_mean_far_from_the_others_is_0() -> None:
     means = torch.tensor([[0.0, 0.0], [30.0, 0.0]])
-    value = feature_alignment(torch.zeros(1, 2), means, torch.tensor([[1.0, 0.0]]), double_softmax=False)
+    value = feature_alignment(
+        torch.zeros(1, 2), means, torch.tensor([[1.0, 0.0]]), double_softmax=False
+    )
     assert value.item() == pytest.approx(0, abs=1e-6)
 
 
@@ -48,27 +50,29 @@ def test_means_are_of_drawn_classes_then_of_labels_then_of_all() -> None:
     drawn, labels = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 2, 2])
     kept = torch.tensor([True, True, True, False])
     means = method._means(features, drawn, labels, kept)
-    # Class 2 was drawn by an image that is left out, so its pseudo-labels serve; class 3 has nothing.
+    # Class 2 was drawn by a skipped image: its pseudo-labels replace it. Class 3 has neither.
     assert means[:, 0].tolist() == [1.0, 4.0, 6.5, 3.75]
 
 
 def test_left_out_images_have_no_label_and_the_means_are_of_this_survey() -> None:
     method = make_method("ufal")
-    method.network.classifier.output.weight.data.mul_(0.0)  # knows nothing: all is spread
+    method.network.classifier.output.weight.data.mul_(0.0)  # equal probabilities
     method.network.classifier.output.bias.data.zero_()
     survey = make_survey(method, 64)
     with torch.no_grad():
         labelled = method.label_target(survey)
     assert (labelled.labels_N == -1).all()
     means = method.class_means_RCD[0]
-    assert torch.allclose(means[0], survey.features_ND.mean(0), atol=1e-5)  # argmax of nothing is class 0: all images
+    assert torch.allclose(
+        means[0], survey.features_ND.mean(0), atol=1e-5
+    )  # all images: argmax of equal values is class 0
     assert torch.allclose(means[3], survey.features_ND.mean(0), atol=1e-5)
     assert labelled.tables["soft_labels"].shape == (64, CLASSES)
 
 
 def test_sets_of_means_differ_by_what_was_drawn() -> None:
     method = make_method("ufal", mean_draws=3, floor=0.0, drop=0.3)
-    method.network.classifier.output.weight.data.mul_(20)  # sure enough for the filter
+    method.network.classifier.output.weight.data.mul_(20)  # sharp enough for the filter
     with torch.no_grad():
         method.label_target(make_survey(method, 64))
     first, second, _ = method.class_means_RCD
@@ -90,14 +94,16 @@ def test_classes_of_the_means_are_drawn_with_the_probabilities_of_the_soft_label
     assert torch.allclose(q[[0, -1]], torch.stack([of_ones, of_zeros]), atol=1e-5)
     # The mean of a class is the share of ones among those that drew it.
     for label, share in enumerate(of_ones / (of_ones + of_zeros)):
-        assert method.class_means_RCD[:, label, 0].mean().item() == pytest.approx(share.item(), abs=0.04)
+        assert method.class_means_RCD[:, label, 0].mean().item() == pytest.approx(
+            share.item(), abs=0.04
+        )
 
 
 def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
     method = make_method("ufal", mean_draws=1, label_smoothing=0.2, alignment_weight=0.5)
 
     def loss(weights: Weights, batch: Batch) -> Tensor:
-        features = features_of(weights, batch.images_NCHW)
+        features = features_of(weights, batch.inputs)
         log = torch.log_softmax(common_logits(weights, features), 1)
         hard = torch.eye(CLASSES)[batch.labels_N]
         share = torch.where(torch.arange(16)[:, None] < 8, hard * 0.8 + (1 - hard) * 0.2 / 3, hard)
@@ -113,5 +119,5 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights() -> None:
 def test_features_of_zero_give_finite_losses() -> None:
     method = make_method("ufal").train()
     batch = fitted(method, make_batch())
-    batch.images_NCHW.zero_()
+    batch.inputs.zero_()
     assert all(torch.isfinite(value) for value in method.loss_terms(batch).values())

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from certvol.errors import UserError
-from certvol.nn import backbones
+from certvol.nn import weights
 from certvol.nn.backbones import BackboneInfo, create_backbone, describe, last_block, list_backbones
 from certvol.nn.small_cnn import SmallCNN
 from certvol.nn.torchvision_repair import import_timm
@@ -19,7 +19,7 @@ from certvol.nn.torchvision_repair import import_timm
 
 @pytest.fixture
 def resnet() -> nn.Module:
-    """With its classifier, as weights are published."""
+    """A ResNet with its classifier, as weights are published."""
     module: nn.Module = import_timm().create_model("resnet18")
     return module
 
@@ -35,7 +35,7 @@ def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Safetensors writes no others."""
+    """Make tensors contiguous, as safetensors requires."""
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
@@ -80,7 +80,9 @@ def test_small_cnn_starts_from_the_seed() -> None:
         ("mobilenetv3_small_100", 1024, 224, 0.485),  # its num_features says 576
     ],
 )
-def test_timm_backbones_are_described_by_their_config(name: str, dim: int, size: int, mean: float) -> None:
+def test_timm_backbones_are_described_by_their_config(
+    name: str, dim: int, size: int, mean: float
+) -> None:
     info = describe(name, None)
     assert (info.name, info.dim, info.image_size, info.mean[0]) == (name, dim, size, mean)
     assert len(info.mean) == len(info.std) == 3
@@ -95,16 +97,17 @@ def test_describing_takes_no_random_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("resnet18", 64), ("inception_v3", 224), ("vit_tiny_patch16_224", 64), ("convnext_atto", 64)]
+    ("name", "size"),
+    [("resnet18", 64), ("inception_v3", 224), ("vit_tiny_patch16_224", 64), ("convnext_atto", 64)],
 )
-def test_timm_backbones_give_pooled_features_at_the_size_asked_for(name: str, size: int) -> None:
+def test_timm_backbones_give_pooled_features_at_the_requested_size(name: str, size: int) -> None:
     module, info = create_backbone(name, "none", size)
     assert info.image_size == size
     assert module.eval()(torch.zeros(1, 3, size, size)).shape == (1, info.dim)
 
 
 @pytest.mark.parametrize(("name", "size"), [("inception_v3", 32), ("vit_tiny_patch16_224", 8)])
-def test_a_size_that_a_backbone_cannot_take_is_said(name: str, size: int) -> None:
+def test_an_image_size_that_a_backbone_cannot_take_is_an_error(name: str, size: int) -> None:
     with pytest.raises(UserError, match=f"does not take images of {size} pixels"):
         create_backbone(name, "none", size)
 
@@ -124,7 +127,7 @@ def test_an_unknown_name_gets_the_nearest(wrong: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "/", "hf-hub:timm/resnet18", "zzzzzzzzzzzzz", "../../etc"])
-def test_nonsense_names_are_no_backbones(wrong: str) -> None:
+def test_invalid_names_are_errors(wrong: str) -> None:
     with pytest.raises(UserError, match="no backbone"):
         create_backbone(wrong, "none", None)
 
@@ -136,7 +139,9 @@ def test_all_names_are_listed() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_published_file_is_loaded_without_its_classifier(tmp_path: Path, resnet: nn.Module) -> None:
+def test_a_published_file_is_loaded_without_its_classifier(
+    tmp_path: Path, resnet: nn.Module
+) -> None:
     save_file(
         {k: v.half() if v.is_floating_point() else v for k, v in resnet.state_dict().items()},
         tmp_path / "w.safetensors",
@@ -146,14 +151,18 @@ def test_a_published_file_is_loaded_without_its_classifier(tmp_path: Path, resne
     assert "fc.weight" not in own
     for name, tensor in own.items():
         expected = resnet.state_dict()[name]
-        assert torch.equal(tensor, expected.half().float() if expected.is_floating_point() else expected)
+        assert torch.equal(
+            tensor, expected.half().float() if expected.is_floating_point() else expected
+        )
 
 
 def test_a_training_checkpoint_is_loaded(tmp_path: Path, resnet: nn.Module) -> None:
     wrapped = {"epoch": 1, "state_dict": {f"module.{k}": v for k, v in resnet.state_dict().items()}}
     torch.save(wrapped, tmp_path / "w.pth")
     module, _ = create_backbone("resnet18", str(tmp_path / "w.pth"), None)
-    assert torch.equal(module.state_dict()["layer4.1.conv2.weight"], resnet.state_dict()["layer4.1.conv2.weight"])
+    assert torch.equal(
+        module.state_dict()["layer4.1.conv2.weight"], resnet.state_dict()["layer4.1.conv2.weight"]
+    )
 
 
 def test_small_cnn_loads_its_own_weights(tmp_path: Path) -> None:
@@ -187,7 +196,9 @@ def test_auxiliary_classifier_of_inception_is_left_out(tmp_path: Path) -> None:
 
 def test_weights_of_another_backbone_are_refused(tmp_path: Path, resnet: nn.Module) -> None:
     save_file(resnet.state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"do not fit the backbone `convnext_atto` .*missing: .*unexpected: "):
+    with pytest.raises(
+        UserError, match=r"do not fit the backbone `convnext_atto` .*missing: .*unexpected: "
+    ):
         create_backbone("convnext_atto", str(tmp_path / "w.safetensors"), None)
 
 
@@ -217,7 +228,9 @@ def out_of_reach(name: str = "resnet18.a1_in1k") -> tuple[str, float]:
     return str(raised.value), time.monotonic() - start
 
 
-def test_a_hub_that_refuses_is_said_with_ways_on(empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported_with_what_to_do(
+    empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     def refuse(*_: object, **__: object) -> None:
@@ -225,30 +238,42 @@ def test_a_hub_that_refuses_is_said_with_ways_on(empty_hub_cache: Path, monkeypa
 
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
     message, _ = out_of_reach()
-    for words in ("resnet18.a1_in1k", "Name or service not known", "--weights FILE", "--weights none", "from scratch"):
+    for words in (
+        "resnet18.a1_in1k",
+        "Name or service not known",
+        "--weights FILE",
+        "--weights none",
+        "from scratch",
+    ):
         assert words in message
 
 
-def test_a_hub_that_never_answers_is_given_up(empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_never_answers_ends_at_the_deadline(
+    empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
-    assert backbones.HUB_DEADLINE_SECONDS <= 8
+    assert weights.HUB_DEADLINE_SECONDS <= 8
     released = threading.Event()
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: released.wait(30))
-    monkeypatch.setattr(backbones, "HUB_DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(weights, "HUB_DEADLINE_SECONDS", 0.2)
     message, seconds = out_of_reach()
     released.set()
     assert "no answer" in message
     assert seconds < 5
 
 
-def test_offline_mode_asks_nobody(empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request(
+    empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
     from huggingface_hub import constants
 
     asked: list[object] = []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *args, **_: asked.append(args))
+    monkeypatch.setattr(
+        huggingface_hub, "get_hf_file_metadata", lambda *args, **_: asked.append(args)
+    )
     message, _ = out_of_reach()
     assert "HF_HUB_OFFLINE" in message
     assert not asked
@@ -264,13 +289,15 @@ def test_cached_hub_weights_are_used_without_a_connection(
     (repo / "refs" / "main").write_text("abc")
     (repo / "snapshots" / "abc").mkdir(parents=True)
     save_file(resnet.state_dict(), repo / "snapshots" / "abc" / "model.safetensors")
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr(
+        huggingface_hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("asked the hub")
+    )
     module, info = create_backbone("resnet18.a1_in1k", None, None)
     assert info.dim == 512
     assert all(torch.equal(v, resnet.state_dict()[k]) for k, v in module.state_dict().items())
 
 
-def test_a_backbone_without_published_weights_says_so() -> None:
+def test_a_backbone_without_published_weights_is_an_error() -> None:
     timm = import_timm()
     published = {name.partition(".")[0] for name in timm.list_models(pretrained=True)}
     without = next(name for name in timm.list_models("resnet*") if name not in published)
@@ -297,10 +324,12 @@ def test_last_block(name: str, parts: list[str]) -> None:
     assert 0 < len(expected) < len(list(module.parameters()))
 
 
-@pytest.mark.parametrize(("name", "part"), [("resnet18", "layer4"), ("vit_tiny_patch16_224", "blocks.11")])
+@pytest.mark.parametrize(
+    ("name", "part"), [("resnet18", "layer4"), ("vit_tiny_patch16_224", "blocks.11")]
+)
 def test_last_block_is_found_without_feature_info_too(name: str, part: str) -> None:
     module, _ = create_backbone(name, "none", None)
-    module.feature_info = None
+    setattr(module, "feature_info", None)  # noqa: B010
     inside = {id(p) for p in module.get_submodule(part).parameters()}
     assert inside <= {id(p) for p in last_block(module).parameters()}
 
@@ -311,11 +340,33 @@ def test_last_block_of_a_module_without_weights_is_an_error() -> None:
 
 
 def test_downloads_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before anything is asked of the network."""
+    """The error comes before any network request."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked")
 
-    monkeypatch.setattr("certvol.nn.backbones._within_deadline", never)
+    monkeypatch.setattr("certvol.nn.weights.within_deadline", never)
     with pytest.raises(UserError, match=r"`model\.hub` is false"):
         create_backbone("resnet18.a1_in1k", None, None, download=False)
+
+
+def test_resnet50_v1_halves_the_resolution_in_the_first_convolution_of_a_stage() -> None:
+    module, info = create_backbone("resnet50_v1", "none", None)
+    assert (info.dim, info.image_size) == (2048, 224)
+    ours, timms = (
+        dict(module.named_modules()),
+        dict(create_backbone("resnet50", "none", None)[0].named_modules()),
+    )
+    assert (
+        module.state_dict().keys()
+        == create_backbone("resnet50", "none", None)[0].state_dict().keys()
+    )
+    for stage in ("layer2", "layer3", "layer4"):
+        strides = [[m[f"{stage}.0.conv{i}"].stride[0] for i in (1, 2, 3)] for m in (ours, timms)]
+        assert strides == [[2, 1, 1], [1, 2, 1]]
+    assert module.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 2048)
+
+
+def test_resnet50_v1_has_no_weights_on_the_hub() -> None:
+    with pytest.raises(UserError, match="give --weights FILE"):
+        create_backbone("resnet50_v1", None, None)

@@ -2,14 +2,20 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from certvol.losses import antagonistic, samples_cross_entropy
-from certvol.nn.heads import Classifier, SigmaHead
-from certvol.nn.sampling import sample_features
+from certvol.methods._losses import antagonistic, samples_cross_entropy
+from certvol.nn.heads import (
+    MC_ROWS,
+    Classifier,
+    SigmaHead,
+    mc_dropout,
+    sample_features,
+    sample_logits,
+)
 
 
-def standard_noise(mu_ND: torch.Tensor, num_samples: int, generator: torch.Generator) -> torch.Tensor:
+def standard_noise(mu_ND: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
     return torch.randn(len(mu_ND), num_samples, mu_ND.shape[1], generator=generator)
 
 
@@ -31,7 +37,8 @@ def test_dropout_acts_in_training_and_on_demand_but_not_in_evaluation() -> None:
     features_ND = torch.rand(1, 64)
     classifier.eval()
     assert torch.equal(classifier(features_ND), classifier(features_ND))
-    assert not torch.equal(classifier(features_ND, dropout=0.85), classifier(features_ND, dropout=0.85))
+    drop = nn.Dropout(0.85)
+    assert not torch.equal(classifier(features_ND, drop), classifier(features_ND, drop))
     classifier.train()
     assert not torch.equal(classifier(features_ND), classifier(features_ND))
 
@@ -58,7 +65,7 @@ def test_sigma_is_positive_float32_and_its_gradient_reaches_the_features() -> No
 
 
 def test_a_switched_off_sigma_head_still_learns() -> None:
-    """All hidden units below zero: with plain ReLUs no gradient would reach the first layer again."""
+    """With all units below zero, plain ReLUs would pass no gradient to the first layer."""
     head = SigmaHead(5)
     with torch.no_grad():
         head.hidden.bias.fill_(-100)
@@ -67,7 +74,7 @@ def test_a_switched_off_sigma_head_still_learns() -> None:
     assert head.hidden.weight.grad.abs().sum() > 0
 
 
-def test_samples_have_the_mean_and_the_width_that_were_asked_for() -> None:
+def test_samples_have_the_mean_and_width_they_are_given() -> None:
     generator = torch.Generator().manual_seed(0)
     mu_ND, sigma_N = torch.tensor([[1.0, -2.0], [0.0, 5.0]]), torch.tensor([0.5, 2.0])
     phi_NMD = sample_features(mu_ND, sigma_N, standard_noise(mu_ND, 20_000, generator))
@@ -77,7 +84,10 @@ def test_samples_have_the_mean_and_the_width_that_were_asked_for() -> None:
 
 
 def _sigma_gradient(samples_weight: float, antagonistic_weight: float, sigma: float) -> float:
-    """Of the CVP losses by sigma, at a feature one unit from the boundary of a fixed two-class linear classifier."""
+    """Return the gradient of CVP's losses by sigma.
+
+    The feature lies one unit from the boundary of a fixed linear classifier of two classes.
+    """
     mu_ND, labels_N = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     sigma_N = torch.tensor([sigma], requires_grad=True)
     noise_NMD = standard_noise(mu_ND, 4000, torch.Generator().manual_seed(0))
@@ -103,7 +113,9 @@ def test_without_the_antagonist_sigma_collapses(with_antagonist: bool, collapses
     mu_ND = torch.cat([torch.randn(32, 4) + 0.7, torch.randn(32, 4) - 0.7])
     labels_N = torch.arange(64) // 32
     classifier, head = nn.Linear(4, 2), SigmaHead(4)
-    optimizer = torch.optim.SGD([*classifier.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        [*classifier.parameters(), *head.parameters()], lr=0.1, momentum=0.9
+    )
     generator = torch.Generator().manual_seed(1)
     for _ in range(300):
         sigma_N = head(mu_ND)
@@ -116,3 +128,123 @@ def test_without_the_antagonist_sigma_collapses(with_antagonist: bool, collapses
     median = head(mu_ND).median().item()
     assert (median < 0.1) == collapses
     assert median < math.log(2) + 0.1
+
+
+D, C, M = 12, 4, 200_000
+
+
+def _head(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mu = torch.randn(2, D, generator=generator, dtype=torch.float64)
+    weight = torch.randn(C, D, generator=generator, dtype=torch.float64) / D**0.5
+    bias = torch.randn(C, generator=generator, dtype=torch.float64)
+    return mu, torch.tensor([0.5, 2.0], dtype=torch.float64), weight, bias
+
+
+def _drawn(mu: Tensor, sigma: Tensor, weight: Tensor, bias: Tensor, as_logits: bool) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if as_logits:
+        noise = torch.randn(len(mu), M, C, generator=generator, dtype=torch.float64)
+        return sample_logits(mu @ weight.T + bias, sigma, weight, noise)
+    noise = torch.randn(len(mu), M, D, generator=generator, dtype=torch.float64)
+    return sample_features(mu, sigma, noise) @ weight.T + bias
+
+
+def test_moments_are_those_of_the_closed_form() -> None:
+    mu, sigma, weight, bias = _head()
+    logits = _drawn(mu, sigma, weight, bias, as_logits=True)
+    for i in range(2):
+        assert torch.allclose(logits[i].mean(0), weight @ mu[i] + bias, atol=0.03)
+        expected = sigma[i] ** 2 * weight @ weight.T
+        assert torch.allclose(logits[i].T.cov(), expected, atol=0.03 * float(expected.max()))
+
+
+@pytest.mark.parametrize("label", [0, 3])
+def test_expected_loss_and_its_gradients_are_those_of_samples_of_features(label: int) -> None:
+    found = []
+    for as_logits in (True, False):
+        leaves = [tensor.clone().requires_grad_() for tensor in _head()]
+        mu, sigma, weight, bias = leaves
+        logits = _drawn(mu, sigma, weight, bias, as_logits)
+        loss = samples_cross_entropy(logits, torch.tensor([label, label])).mean()
+        found.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours.double(), theirs.double(), atol=0.01)
+        assert ours.abs().max() > 0.03  # there was something to compare
+
+
+def test_a_singular_covariance_and_weights_of_zero_stay_finite() -> None:
+    for weight in (torch.ones(5, 3), torch.zeros(5, 3)):
+        weight.requires_grad_()
+        sigma = torch.ones(2, requires_grad=True)
+        logits = sample_logits(torch.zeros(2, 5), sigma, weight, torch.randn(2, 7, 5))
+        samples_cross_entropy(logits, torch.tensor([0, 1])).sum().backward()
+        assert logits.isfinite().all()
+        assert weight.grad is not None
+        assert weight.grad.isfinite().all()
+        assert sigma.grad is not None
+        assert sigma.grad.isfinite().all()
+
+
+def test_without_width_all_samples_are_the_mean() -> None:
+    mean = torch.randn(3, C)
+    logits = sample_logits(mean, torch.zeros(3), torch.randn(C, D), torch.randn(3, 8, C))
+    assert torch.equal(logits, mean[:, None].expand(-1, 8, -1))
+
+
+def _classifier(layers: int, images: int = 9) -> tuple[Tensor, Classifier]:
+    torch.manual_seed(layers)
+    classifier = Classifier(6, 4, layers).eval().requires_grad_(False)
+    for parameter in classifier.parameters():
+        nn.init.normal_(parameter)
+    return torch.randn(images, 6), classifier
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("shared", [False, True])
+def test_mc_dropout_without_dropout_is_the_classifier(layers: int, shared: bool) -> None:
+    features, classifier = _classifier(layers)
+    mean, deviation = mc_dropout(classifier, features, 5, 0.0, 0, shared)
+    assert torch.allclose(mean, classifier(features).softmax(dim=1), atol=1e-6)
+    assert deviation.max() < 1e-6
+
+
+@pytest.mark.parametrize("passes", [1, 2, 7])
+def test_mc_dropout_gives_the_moments_of_its_passes(passes: int) -> None:
+    features, classifier = _classifier(2)
+    mean, deviation = mc_dropout(classifier, features, passes, 0.6, 3)
+    torch.manual_seed(3)
+    drawn = [classifier(features, nn.Dropout(0.6)).softmax(1) for _ in range(passes)]
+    expected = sum(drawn) / passes
+    squares = sum((one - expected) ** 2 for one in drawn) / passes
+    assert torch.allclose(mean, expected, atol=1e-6)
+    assert torch.allclose(deviation, squares.sqrt(), atol=1e-6)
+    assert (deviation > 0).any() == (passes > 1)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_shared_dropout_has_the_distribution_of_dropout_per_image(layers: int) -> None:
+    features, classifier = _classifier(layers, images=4)
+    together = mc_dropout(classifier, features, 20_000, 0.5, 1, shared=True)
+    apart = mc_dropout(classifier, features, 4000, 0.5, 5)
+    for one, other in zip(together, apart, strict=True):
+        assert torch.allclose(one, other, atol=0.03)
+
+
+def test_shared_dropout_gives_an_image_the_same_result_in_any_batch() -> None:
+    features, classifier = _classifier(2)
+    whole = mc_dropout(classifier, features, 6, 0.5, 2, shared=True)
+    for rows in (features[4:5], torch.cat([features.repeat(MC_ROWS // 9, 1), features[:5]])):
+        alone = mc_dropout(classifier, rows, 6, 0.5, 2, shared=True)
+        for one, other in zip(alone, whole, strict=True):
+            assert torch.allclose(one[-1], other[4], atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_mc_dropout_leaves_the_random_state_alone(shared: bool) -> None:
+    features, classifier = _classifier(2)
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    mc_dropout(classifier, features, 3, 0.5, 7, shared)
+    assert torch.equal(torch.rand(1), expected)

@@ -1,15 +1,17 @@
 """The network on a frozen backbone."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from certvol.config import ModelConfig
 from certvol.nn.backbones import features_dim
 from certvol.nn.heads import ResidualLayer
 from certvol.nn.network import ADAPTER_WIDTH, Network, seeded_backbone
+from certvol.settings import ModelConfig
 
 
-def make(**settings: object) -> Network:
+def make(**settings: Any) -> Network:
     config = ModelConfig(**{"backbone": "small_cnn", "train": "head", **settings})
     return Network(*seeded_backbone(config, 16, 0), 3, config)
 
@@ -23,7 +25,7 @@ def test_a_residual_layer_starts_as_the_identity_and_can_learn() -> None:
     assert layer.up.weight.grad.abs().max() > 0
 
 
-def test_features_pass_a_frozen_backbone_by() -> None:
+def test_features_skip_a_frozen_backbone() -> None:
     network = make().eval()
     images = torch.randn(4, 3, 16, 16)
     features = network.features(images)
@@ -41,12 +43,16 @@ def test_features_pass_a_frozen_backbone_by() -> None:
         ({"train": "all", "classifier_layers": 1, "adapter": True}, 1, False),
     ],
 )
-def test_what_stands_behind_the_backbone(settings: dict[str, object], layers: int, adapter: bool) -> None:
+def test_the_parts_behind_the_backbone_follow_from_the_settings(
+    settings: dict[str, object], layers: int, adapter: bool
+) -> None:
     network = make(**settings)
     assert (network.classifier.hidden is None) == (layers == 1)
     assert (network.adapter is not None) == adapter
     frozen = settings.get("train", "head") == "head"
-    assert network.small_width == (min(network.info.dim, ADAPTER_WIDTH) if frozen and layers == 1 else None)
+    assert network.small_width == (
+        min(network.info.dim, ADAPTER_WIDTH) if frozen and layers == 1 else None
+    )
 
 
 def test_a_frozen_backbone_keeps_the_statistics_of_its_weights() -> None:
@@ -55,11 +61,20 @@ def test_a_frozen_backbone_keeps_the_statistics_of_its_weights() -> None:
     assert not network.has_batch_norm
     before = {name: value.clone() for name, value in network.backbone.state_dict().items()}
     network.features(torch.randn(4, 3, 16, 16))
-    assert all(torch.equal(value, before[name]) for name, value in network.backbone.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in network.backbone.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "dim"), [("features-7", 7), ("features-", None), ("features-0", None), ("features-x", None), ("7", None)]
+    ("name", "dim"),
+    [
+        ("features-7", 7),
+        ("features-", None),
+        ("features-0", None),
+        ("features-x", None),
+        ("7", None),
+    ],
 )
-def test_the_name_of_features_that_are_there_tells_their_dimension(name: str, dim: int | None) -> None:
+def test_the_name_of_extracted_features_holds_their_dimension(name: str, dim: int | None) -> None:
     assert features_dim(name) == dim

@@ -34,9 +34,14 @@ def test_mixed_is_an_ordinary_batch_norm() -> None:
 def test_each_domain_is_normalised_by_its_own_statistics(mode: norm.Mode) -> None:
     layer, domains, ordinary = _layer(mode)
     domains.num_source = 3
-    x = torch.randn(8, 3, 5, 5) * torch.cat([torch.ones(3), torch.full((5,), 4.0)])[:, None, None, None]
+    x = (
+        torch.randn(8, 3, 5, 5)
+        * torch.cat([torch.ones(3), torch.full((5,), 4.0)])[:, None, None, None]
+    )
     weight, bias = ordinary.weight.detach(), ordinary.bias.detach()
-    expected = torch.cat([references.batch_norm(part, weight, bias, layer.eps) for part in (x[:3], x[3:])])
+    expected = torch.cat(
+        [references.batch_norm(part, weight, bias, layer.eps) for part in (x[:3], x[3:])]
+    )
     assert torch.allclose(layer(x), expected, atol=1e-5)
 
 
@@ -50,7 +55,9 @@ def test_running_statistics_of_a_domain_see_its_rows_alone() -> None:
     ordinary(x[:3]), twin(x[3:])
     assert ordinary.running_mean is not None
     assert twin.running_mean is not None
-    assert torch.allclose(layer.running_mean_2C, torch.stack([ordinary.running_mean, twin.running_mean]))
+    assert torch.allclose(
+        layer.running_mean_2C, torch.stack([ordinary.running_mean, twin.running_mean])
+    )
 
 
 def test_evaluation_uses_the_stored_statistics_of_the_domain() -> None:
@@ -89,19 +96,22 @@ def test_dsbn_has_affine_parameters_of_each_domain_and_per_domain_shares_them() 
 
 
 class _ActNorm(nn.BatchNorm2d):
-    """As timm's fused layers: a BatchNorm2d that also activates."""
+    """A BatchNorm2d that also activates, like timm's fused layers."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.act = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(super().forward(x))
+        activated: torch.Tensor = self.act(super().forward(x))
+        return activated
 
 
 def test_install_replaces_every_layer_and_keeps_what_is_fused_into_it() -> None:
     torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Conv2d(4, 4, 3), _ActNorm(4)))
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Conv2d(4, 4, 3), _ActNorm(4))
+    )
     x = torch.randn(6, 3, 9, 9)
     backbone.eval()
     expected = backbone(x)
@@ -121,13 +131,15 @@ def test_target_statistics_are_the_plain_average_over_batches() -> None:
     norm.estimate_target_statistics(backbone, batches)
     layer = next(norm.domain_layers(backbone))
     assert torch.allclose(
-        layer.running_mean_2C[norm.TARGET], torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0), atol=1e-5
+        layer.running_mean_2C[norm.TARGET],
+        torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0),
+        atol=1e-5,
     )
     assert torch.equal(layer.running_mean_2C[norm.SOURCE], torch.zeros(2))
     assert layer.momentum == 0.1
 
 
-def test_target_starts_where_the_source_is() -> None:
+def test_the_targets_statistics_start_at_the_sources() -> None:
     layer, domains, _ = _layer("dsbn")
     domains.num_source = 8
     layer(torch.randn(8, 3, 4, 4))
@@ -146,13 +158,22 @@ def test_a_smaller_last_batch_weighs_less() -> None:
     images = torch.randn(10, 2, 3, 3)
     norm.estimate_target_statistics(backbone, [images[:8], images[8:] + 5])
     expected = (8 * images[:8].mean((0, 2, 3)) + 2 * (images[8:] + 5).mean((0, 2, 3))) / 10
-    assert torch.allclose(next(norm.domain_layers(backbone)).running_mean_2C[norm.TARGET], expected, atol=1e-5)
+    assert torch.allclose(
+        next(norm.domain_layers(backbone)).running_mean_2C[norm.TARGET], expected, atol=1e-5
+    )
 
 
 def _trained(layer: norm.DomainBatchNorm, out: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-    """What a step sees of a layer: output, gradients, statistics."""
+    """Return what a step sees of a layer: output, gradients, statistics."""
     (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum().backward()
-    tensors = [out, x.grad, layer.weight_SC.grad, layer.bias_SC.grad, layer.running_mean_2C, layer.running_var_2C]
+    tensors = [
+        out,
+        x.grad,
+        layer.weight_SC.grad,
+        layer.bias_SC.grad,
+        layer.running_mean_2C,
+        layer.running_var_2C,
+    ]
     return [tensor.detach() for tensor in tensors if tensor is not None]
 
 
@@ -171,10 +192,10 @@ def test_the_fused_form_for_halves_is_the_same_function(mode: norm.Mode) -> None
 
 
 @pytest.mark.parametrize("own_target", [0, 2])
-def test_a_process_without_target_rows_takes_part_where_others_have_some(
+def test_a_process_without_target_rows_uses_the_rows_of_others(
     monkeypatch: pytest.MonkeyPatch, own_target: int
 ) -> None:
-    """Each layer asks all processes twice, whatever rows it has itself: else one would wait for the other for ever."""
+    """Each layer sums over processes twice, whatever its rows; else processes would deadlock."""
     torch.manual_seed(0)
     own, others = (
         torch.randn(4 + own_target, 3, 2, 2),
@@ -200,14 +221,20 @@ def test_a_process_without_target_rows_takes_part_where_others_have_some(
         mean_C = everything.mean(dim=(0, 2, 3))
         assert torch.allclose(layer.running_mean_2C[domain], 0.1 * mean_C, atol=1e-6)
         assert torch.allclose(
-            layer.running_var_2C[domain], 0.9 + 0.1 * everything.transpose(0, 1).flatten(1).var(dim=1), atol=1e-5
+            layer.running_var_2C[domain],
+            0.9 + 0.1 * everything.transpose(0, 1).flatten(1).var(dim=1),
+            atol=1e-5,
         )
 
 
-def test_statistics_of_a_domain_that_nobody_has_do_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in pretraining."""
+def test_statistics_do_not_move_without_rows_in_any_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pretraining passes one domain only."""
     monkeypatch.setattr(norm, "_sum_over_processes", lambda sums: sums)
-    layer = norm.DomainBatchNorm(nn.BatchNorm2d(3), norm.Domains(mode="dsbn", num_source=4, synchronised=True)).train()
+    layer = norm.DomainBatchNorm(
+        nn.BatchNorm2d(3), norm.Domains(mode="dsbn", num_source=4, synchronised=True)
+    ).train()
     x = torch.randn(4, 3, 2, 2, requires_grad=True)
     layer(x).square().sum().backward()
     assert layer.running_mean_2C[norm.TARGET].tolist() == [0.0] * 3

@@ -1,14 +1,15 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
 
 from certvol.nn.norm import SOURCE
 from certvol.nn.teacher import Teacher
-from methods.test_contract import fitted, make_batch, make_method
+from support.methods import fitted, make_batch, make_method
 
 
-def _step(method: torch.nn.Module, seed: int) -> None:
+def _step(method: Any, seed: int) -> None:
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
     method.train()
     method.loss(method.loss_terms(fitted(method, make_batch(seed=seed)))).backward()
@@ -30,7 +31,7 @@ def test_a_teacher_is_the_moving_average_of_weights_and_statistics() -> None:
     assert any("running_mean" in name for name in average)
 
 
-def test_in_charge_and_back_changes_nothing_not_even_where_weights_lie() -> None:
+def test_putting_the_teacher_in_charge_and_back_keeps_weights_and_their_memory() -> None:
     method = make_method("cvp")
     method.teacher = Teacher(method, method.network, 0.9)
     _step(method, 0)
@@ -70,7 +71,8 @@ def test_a_copied_model_has_a_teacher_of_its_own() -> None:
         twin.network.classifier.output.weight.zero_()
     twin.teacher.follow()
     assert torch.allclose(
-        twin.teacher.get_buffer("network/classifier/output/weight"), 0.9 * method.network.classifier.output.weight
+        twin.teacher.get_buffer("network/classifier/output/weight"),
+        0.9 * method.network.classifier.output.weight,
     )
 
 
@@ -88,7 +90,7 @@ def test_a_move_to_another_type_keeps_student_and_teacher_together() -> None:
     assert own[SOURCE].tolist() == [4.0] * len(own[SOURCE])
 
 
-def test_notes_of_a_method_are_the_same_whoever_is_in_charge() -> None:
+def test_student_and_teacher_share_the_methods_other_buffers() -> None:
     method = make_method("ufal", mean_draws=1)
     method.teacher = Teacher(method, method.network, 0.9)
     with method.teacher.in_charge():

@@ -13,7 +13,10 @@ from certvol.nn.weights import read_weights
 
 @pytest.fixture
 def tensors() -> dict[str, Tensor]:
-    return {"conv.weight": torch.arange(12.0).reshape(3, 4), "bn.num_batches_tracked": torch.tensor(7)}
+    return {
+        "conv.weight": torch.arange(12.0).reshape(3, 4),
+        "bn.num_batches_tracked": torch.tensor(7),
+    }
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -25,7 +28,7 @@ def test_safetensors_are_read(tmp_path: Path, tensors: dict[str, Tensor]) -> Non
     assert same(read_weights(tmp_path / "w.safetensors"), tensors)
 
 
-def test_a_name_that_is_no_unicode_is_a_name(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_a_file_name_need_not_be_unicode(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, tmp_path / "w.safetensors")
     odd = (tmp_path / "w.safetensors").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     assert same(read_weights(odd), tensors)
@@ -41,20 +44,27 @@ def test_torch_files_are_read_whatever_their_name(
 
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model", "model_state_dict"])
-def test_wrapped_weights_are_unwrapped(tmp_path: Path, tensors: dict[str, Tensor], wrapper: str) -> None:
+def test_wrapped_weights_are_unwrapped(
+    tmp_path: Path, tensors: dict[str, Tensor], wrapper: str
+) -> None:
     prefixed = {f"module.{name}": value for name, value in tensors.items()}
     torch.save({"epoch": 3, wrapper: prefixed, "optimizer": {"lr": 0.1}}, tmp_path / "w.pth")
     assert same(read_weights(tmp_path / "w.pth"), tensors)
 
 
-def test_a_prefix_is_taken_off_only_where_all_names_have_it(tmp_path: Path) -> None:
+def test_a_prefix_is_removed_only_if_all_names_have_it(tmp_path: Path) -> None:
     torch.save({"module.a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "w.pth")
     assert set(read_weights(tmp_path / "w.pth")) == {"module.a", "b"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_becomes_float32_and_counts_stay_whole(tmp_path: Path, dtype: torch.dtype) -> None:
-    save_file({"w": torch.tensor([0.5, 2.0], dtype=dtype), "count": torch.tensor(3)}, tmp_path / "w.safetensors")
+def test_half_precision_becomes_float32_and_counts_stay_whole(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    save_file(
+        {"w": torch.tensor([0.5, 2.0], dtype=dtype), "count": torch.tensor(3)},
+        tmp_path / "w.safetensors",
+    )
     read = read_weights(tmp_path / "w.safetensors")
     assert read["w"].dtype == torch.float32
     assert read["w"].tolist() == [0.5, 2.0]
@@ -62,7 +72,7 @@ def test_half_precision_becomes_float32_and_counts_stay_whole(tmp_path: Path, dt
 
 
 class Payload:
-    """Creates a file when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -73,19 +83,21 @@ class Payload:
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "plain pickle"])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_a_malicious_file_is_refused_and_its_payload_never_runs(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_a_malicious_file_is_refused_and_its_payload_never_runs(
+    tmp_path: Path, kind: str, suffix: str
+) -> None:
     mark, file = tmp_path / "executed", tmp_path / f"w.{suffix}"
     content = {"state_dict": {"w": torch.ones(2)}, "extra": Payload(mark)}
     if kind == "plain pickle":
         file.write_bytes(pickle.dumps(content))
     else:
         torch.save(content, file, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(UserError, match=r"execute code|no weights file"):
+    with pytest.raises(UserError, match=r"execute code|not a weights file"):
         read_weights(file)
     assert not mark.exists()
 
 
-def test_whole_models_are_refused_with_a_way_on(tmp_path: Path) -> None:
+def test_whole_models_are_refused_with_what_to_do(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
     with pytest.raises(UserError, match="state_dict"):
         read_weights(tmp_path / "model.pth")
@@ -106,7 +118,8 @@ def test_truncated_files_are_refused(tmp_path: Path, share: float, kind: str) ->
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"hello, these are no weights", b"\x89PNG\r\n\x1a\n" + bytes(50), bytes(8) + b"{"]
+    "content",
+    [b"", b"hello, these are no weights", b"\x89PNG\r\n\x1a\n" + bytes(50), bytes(8) + b"{"],
 )
 @pytest.mark.parametrize("suffix", ["pth", "safetensors", "jpg"])
 def test_other_files_are_refused(tmp_path: Path, content: bytes, suffix: str) -> None:
@@ -123,13 +136,13 @@ def test_files_without_named_tensors_are_refused(tmp_path: Path, content: object
 
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no weights file .*gone\.pth"):
+    with pytest.raises(UserError, match=r"weights file .*gone\.pth not found; check the path"):
         read_weights(tmp_path / "gone.pth")
     with pytest.raises(UserError, match="found the folder"):
         read_weights(tmp_path)
 
 
-def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="expected a weights file"):
         read_weights(tmp_path / "pipe")

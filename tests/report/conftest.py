@@ -1,4 +1,4 @@
-"""A browser for the tests that need one. Screenshots go to $CERTVOL_SCREENSHOTS, or into the test's own folder."""
+"""A browser. Screenshots go to $CERTVOL_SCREENSHOTS, or into the folder of the test."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from report.browser import Browser, find_browser
+from support.browser import Browser, find_browser
 
 
 @pytest.fixture(scope="module")
@@ -14,8 +14,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_browser()
     if program is None:
         if os.environ.get("CERTVOL_NEEDS_BROWSER"):
-            pytest.fail("CERTVOL_NEEDS_BROWSER is set, but there is no chromium")
-        pytest.skip("no chromium on this machine: `apt-get install chromium` lets these tests run")
+            pytest.fail("CERTVOL_NEEDS_BROWSER is set, but chromium is not installed")
+        pytest.skip("chromium is not installed; run `apt-get install chromium`")
     started = Browser(program, tmp_path_factory.mktemp("profile"))
     try:
         started.call("Browser.getVersion", timeout=60)

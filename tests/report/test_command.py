@@ -1,21 +1,30 @@
-"""`certvol report` as users call it, and the report that `certvol adapt` ends with."""
+"""`certvol report` on the command line, and the report at the end of `certvol adapt`."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from certvol.cli import run
+from certvol.cli._main import run
 from certvol.report import page
-from images import tiny, write_domain
-from report.runs import make_run
+from support.images import tiny, write_domain
+from support.made_runs import make_run
 
 
 def _adapt(tmp_path: Path) -> list[str]:
     source = write_domain(tmp_path / "source")
     target = write_domain(tmp_path / "target", shift=20, seed=1)
     settings = [word for key, value in tiny().items() for word in (f"--{key}", str(value))]
-    return ["adapt", "--source", str(source), "--target", str(target), "--out", str(tmp_path / "run"), *settings]
+    return [
+        "adapt",
+        "--source",
+        str(source),
+        "--target",
+        str(target),
+        "--out",
+        str(tmp_path / "run"),
+        *settings,
+    ]
 
 
 def test_adapt_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +37,7 @@ def test_adapt_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 'id="sheet-0"' in text
 
 
-def test_a_report_that_fails_leaves_the_run_a_success(
+def test_a_run_succeeds_even_if_its_report_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> str:
@@ -42,7 +51,9 @@ def test_a_report_that_fails_leaves_the_run_a_success(
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_one_run_and_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_and_its_figures_lie_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = make_run(tmp_path, features=False)
     assert run(["report", str(made.path), "--figures"]) == 0
     said = capsys.readouterr().out
@@ -61,7 +72,9 @@ def test_the_help_says_where_figures_go(capsys: pytest.CaptureFixture[str]) -> N
     assert "in figures/ beside the page" in " ".join(capsys.readouterr().out.split())
 
 
-def test_several_runs_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_need_a_file_for_their_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = [str(make_run(tmp_path / name, seed=seed).path) for seed, name in enumerate("ab")]
     assert run(["report", *runs]) == 2
     assert "--out FILE" in capsys.readouterr().err
@@ -72,9 +85,11 @@ def test_several_runs_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "a" / "run" / "report.html").exists()
 
 
-def test_a_users_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_folder_is_a_users_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["report", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
     made = make_run(tmp_path, features=False)
     assert run(["report", str(made.path), "--target", str(tmp_path / "none")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""t-SNE: clusters stay clusters, the same seed gives the same picture, and two layouts are turned onto each other."""
+"""t-SNE keeps clusters apart, repeats with the same seed, and turns two layouts to match."""
 
 import numpy as np
 
-from certvol.report.embedding import embed, tsne, turned
+from certvol.report.embedding import embed, rotate_onto, tsne
 from certvol.report.records import Features
 
 
@@ -22,17 +22,17 @@ def test_clusters_far_apart_stay_apart() -> None:
     assert (labels[away.argmin(axis=1)] == labels).all()
 
 
-def test_the_seed_decides() -> None:
+def test_the_same_seed_gives_the_same_layout() -> None:
     features, _ = _clusters()
     np.testing.assert_array_equal(tsne(features, 3), tsne(features, 3))
 
 
-def test_a_turned_and_mirrored_layout_is_turned_back() -> None:
+def test_a_rotated_and_mirrored_layout_is_rotated_back() -> None:
     rng = np.random.default_rng(0)
     points = rng.normal(size=(50, 2))
     points = (points - points.mean(0)) / np.abs(points - points.mean(0)).max()
     turn = np.array([[np.cos(2), -np.sin(2)], [np.sin(2), np.cos(2)]]) @ np.diag([1, -1])
-    np.testing.assert_allclose(turned(points @ turn, points), points, atol=1e-9)
+    np.testing.assert_allclose(rotate_onto(points @ turn, points), points, atol=1e-9)
 
 
 def test_a_model_that_did_not_change_is_laid_out_once() -> None:
@@ -44,13 +44,6 @@ def test_a_model_that_did_not_change_is_laid_out_once() -> None:
     assert both.adapted_n2.shape == (120, 2)
 
 
-def test_no_more_points_than_asked_for_and_each_keeps_its_image() -> None:
-    features, _ = _clusters()
-    found = embed(Features(np.arange(120) * 7, features, features), most=30)
-    assert len(found.rows_n) == len(found.pretrained_n2) == 30
-    assert (found.rows_n % 7 == 0).all()
-
-
-def test_features_without_any_difference_are_one_point() -> None:
+def test_equal_features_are_one_point() -> None:
     assert (tsne(np.ones((20, 4), np.float32), 0) == 0).all()
     assert tsne(np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32), 0).shape == (9, 2)

@@ -1,4 +1,4 @@
-"""Sheets of thumbnails: the right picture in every cell, and never more bytes than they may take."""
+"""Every cell of a sheet has the right picture, and sheets keep to their budget."""
 
 import io
 from pathlib import Path
@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from certvol.progress import Silent
 from certvol.report.thumbnails import COLUMNS, PER_SHEET, make_thumbnails
-from certvol.reporting import Silent
 
 
-def _save(root: Path, name: str, colour: tuple[int, int, int], size: tuple[int, int] = (40, 40)) -> str:
+def _save(
+    root: Path, name: str, colour: tuple[int, int, int], size: tuple[int, int] = (40, 40)
+) -> str:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(root / name)
     return name
@@ -37,7 +39,10 @@ def test_every_image_is_in_its_cell(tmp_path: Path) -> None:
 
 
 def test_the_true_shape_is_kept(tmp_path: Path) -> None:
-    paths = [_save(tmp_path, "wide.png", (1, 2, 3), (90, 30)), _save(tmp_path, "high.png", (1, 2, 3), (30, 60))]
+    paths = [
+        _save(tmp_path, "wide.png", (1, 2, 3), (90, 30)),
+        _save(tmp_path, "high.png", (1, 2, 3), (30, 60)),
+    ]
     upright = Image.new("RGB", (80, 40))
     exif = upright.getexif()
     exif[0x0112] = 6  # lies on its side
@@ -58,7 +63,7 @@ def test_tiny_images_keep_every_pixel(tmp_path: Path) -> None:
         np.testing.assert_array_equal(_cell(made.sheets, 8, i), pixels[i])
 
 
-def test_an_image_that_is_gone_or_broken_or_elsewhere_has_no_shape(tmp_path: Path) -> None:
+def test_a_missing_broken_or_outside_image_has_no_shape(tmp_path: Path) -> None:
     inside = tmp_path / "in"
     good = _save(inside, "good.png", (1, 2, 3))
     _save(tmp_path, "secret.png", (9, 9, 9))
@@ -81,7 +86,11 @@ def test_an_image_that_is_gone_or_broken_or_elsewhere_has_no_shape(tmp_path: Pat
 def test_noise_never_takes_more_than_the_budget(tmp_path: Path, budget: int) -> None:
     rng = np.random.default_rng(0)
     for i in range(4):
-        Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
-    made = make_thumbnails(tmp_path, [f"{i % 4}.png" for i in range(2 * PER_SHEET)], 100, budget, Silent())
+        Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(
+            tmp_path / f"{i}.png"
+        )
+    made = make_thumbnails(
+        tmp_path, [f"{i % 4}.png" for i in range(2 * PER_SHEET)], 100, budget, Silent()
+    )
     assert sum(map(len, made.encoded())) <= budget
     assert len(made.sheets) == 2

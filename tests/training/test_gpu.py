@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, where steps are recorded, fused and in mixed precision. Without one there is nothing to test."""
+"""Whole runs on a GPU, where steps are recorded, fused and in mixed precision."""
 
 import json
 import math
@@ -10,24 +10,20 @@ import torch
 import certvol
 from certvol.errors import Interrupted
 from certvol.methods import discover
-from images import tiny, write_domain
-from training.test_trainer import StopAt
+from support.images import tiny
+from support.stop_at import StopAt
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("domains")
-    return write_domain(root / "source"), write_domain(root / "target", shift=20, seed=1)
-
-
 @pytest.mark.parametrize("method", discover())
 @pytest.mark.parametrize("norm", ["mixed", "per_domain"])
-def test_every_method_trains_through_both_phases_and_goes_on_from_a_stop(
+def test_every_method_trains_and_resumes(
     method: str, norm: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    settings = tiny(method__name=method, model__norm=norm, training__device="cuda", training__cycle_steps=8)
+    settings = tiny(
+        method__name=method, model__norm=norm, training__device="cuda", training__cycle_steps=8
+    )
     kind = discover()[method]
     whole = certvol.adapt(*folders, out=tmp_path / "whole", **settings)
     stop = StopAt(18 if kind.adapts and not kind.closed_form else 10)
@@ -39,4 +35,6 @@ def test_every_method_trains_through_both_phases_and_goes_on_from_a_stop(
         assert all(math.isfinite(line["loss"]) for line in lines)
     assert whole.metrics is not None
     assert parts.metrics is not None
-    assert parts.metrics["adapted"]["accuracy"] == pytest.approx(whole.metrics["adapted"]["accuracy"], abs=0.15)
+    assert parts.metrics["adapted"]["accuracy"] == pytest.approx(
+        whole.metrics["adapted"]["accuracy"], abs=0.15
+    )

@@ -1,1 +1,1 @@
-"""Grids of runs over the tasks of a benchmark, and their tables. It starts runs and reads what they wrote; it never trains."""
+"""Run many methods on the tasks of a benchmark, and make tables of what the runs wrote."""

@@ -1,15 +1,21 @@
-"""The paper's claims, each tested on the runs of a benchmark: seen, not seen, or undecided at this noise."""
+"""The paper's claims, each tested on the runs of a benchmark."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from certvol.benchmark import significance
 from certvol.benchmark.results import Result
-from certvol.benchmark.statistics import SIGNIFICANT, least_p, sign_flip_p, tasks_p
-from certvol.uncertainty import COMPARED_WITH_SIGMA, MEASURES
+from certvol.scores.uncertainty import COMPARED_WITH_SIGMA, MEASURES
 
 FULL, BASIC, SOURCE = "cvp", "basic", "source_only"
 WITHOUT_SAMPLES = "cvp@method.samples_weight=0"
+VERDICTS = {
+    significance.TOO_FEW: "undecided: too few runs",
+    significance.NOISE: "undecided at this noise",
+    significance.POSITIVE: "seen",
+    significance.NEGATIVE: "not seen: the opposite",
+}
 
 
 @dataclass(frozen=True)
@@ -17,44 +23,44 @@ class Claim:
     letter: str
     words: str
     unit: str
-    """Of the mean that is shown."""
+    """The unit of the mean effect."""
     needs: tuple[str, ...]
-    """Methods, in the order that `effect` takes their runs."""
+    """The methods whose runs `effect` takes, in this order."""
     effect: Callable[..., float]
-    """Of one task and seed, positive where it speaks for the claim. KeyError where a run does not tell."""
+    """The effect for one task and seed; positive supports the claim. KeyError if unknown."""
     digits: int = 1
 
 
-def _gain(over: str, words: str, letter: str, method: str = FULL) -> Claim:
+def _gain(words: str, letter: str, method: str, over: str) -> Claim:
     def effect(own: Result, other: Result) -> float:
-        return 100 * (_accuracy(own) - _accuracy(other))
+        if own.last is None or other.last is None:
+            raise KeyError("last")
+        return 100 * (own.last - other.last)
 
     return Claim(letter, words, "points", (method, over), effect)
 
 
-def _accuracy(result: Result) -> float:
-    if result.last is None:
-        raise KeyError("accuracy")
-    return result.last
-
-
 def _correlation(measure: str) -> Claim:
-    title = MEASURES[measure].title
-    words = f"sigma correlates with certainty by: {title}, Pearson's r"
-    return Claim("d", words, "", (FULL,), lambda own: own.facts[f"correlation {measure}"], digits=2)
+    words = f"sigma correlates with certainty by: {MEASURES[measure].title}, Pearson's r"
+    name = f"correlation {measure}"
+    return Claim("d", words, "", (FULL,), lambda own: own.evidence[name], digits=2)
+
+
+def _percent(words: str, letter: str, unit: str, name: str) -> Claim:
+    return Claim(letter, words, unit, (FULL,), lambda own: 100 * own.evidence[name])
 
 
 CLAIMS = (
-    _gain(SOURCE, "adaptation beats source only", "a"),
-    _gain(BASIC, "cvp beats basic", "b"),
-    _gain(BASIC, "the antagonistic loss alone beats basic", "b", WITHOUT_SAMPLES),
-    _gain(WITHOUT_SAMPLES, "the samples loss adds to it", "b"),
+    _gain("adaptation beats source only", "a", FULL, SOURCE),
+    _gain("cvp beats basic", "b", FULL, BASIC),
+    _gain("the antagonistic loss alone beats basic", "b", WITHOUT_SAMPLES, BASIC),
+    _gain("the samples loss adds to it", "b", FULL, WITHOUT_SAMPLES),
     Claim(
         "c",
         "a smoother boundary: the oscillation is below that of basic",
         "% less",
         (FULL, BASIC),
-        lambda own, other: 100 * (1 - own.facts["oscillation"] / other.facts["oscillation"]),
+        lambda own, other: 100 * (1 - own.evidence["oscillation"] / other.evidence["oscillation"]),
     ),
     *map(_correlation, COMPARED_WITH_SIGMA),
     Claim(
@@ -62,28 +68,17 @@ CLAIMS = (
         "sigma is excessive without the samples loss (median over the target)",
         "% more",
         (WITHOUT_SAMPLES, FULL),
-        lambda without, full: 100 * (without.facts["sigma"] / full.facts["sigma"] - 1),
+        lambda without, full: 100 * (without.evidence["sigma"] / full.evidence["sigma"] - 1),
     ),
-    Claim(
-        "e",
-        "sigma of the source drops when adaptation starts",
-        "% less",
-        (FULL,),
-        lambda own: 100 * own.facts["drop source"],
+    _percent("sigma of the source drops when adaptation starts", "e", "% less", "drop source"),
+    _percent(
+        "sigma of the target is then below that of the source before", "e", "% less", "drop target"
     ),
-    Claim(
-        "e",
-        "sigma of the target is then below that of the source before",
-        "% less",
-        (FULL,),
-        lambda own: 100 * own.facts["drop target"],
-    ),
-    Claim(
-        "e",
+    _percent(
         "the source's recovers sooner than the target's",
+        "e",
         "% of adaptation sooner",
-        (FULL,),
-        lambda own: 100 * own.facts["lead of source"],
+        "lead of source",
     ),
 )
 
@@ -92,43 +87,36 @@ CLAIMS = (
 class Finding:
     claim: Claim
     by_pair: dict[tuple[str, int], float]
-    """The effect by task and seed, of those that tell."""
+    """(task, seed) -> effect."""
 
     @property
     def effects(self) -> list[float]:
         return list(self.by_pair.values())
 
-    @property
+    @cached_property
     def p(self) -> float:
-        return sign_flip_p(self.effects)
+        return significance.sign_flip_p(self.effects)
 
     @property
     def p_over_tasks(self) -> float | None:
-        return tasks_p(self.by_pair)
+        return significance.tasks_p(self.by_pair)
 
     @property
     def verdict(self) -> str:
-        if not self.effects:
-            return "not tested"
-        if least_p(len(self.effects)) >= SIGNIFICANT:
-            return "undecided: too few runs"
-        if self.p >= SIGNIFICANT:
-            return "undecided at this noise"
-        return "seen" if statistics.fmean(self.effects) > 0 else "not seen: the opposite"
+        return VERDICTS[significance.judge(self.effects, self.p)]
 
 
 def find(done: Sequence[Result]) -> list[Finding]:
-    """Each claim for which there are runs, over pairs of the same task and seed."""
+    """Test each claim for which there are runs, over pairs of the same task and seed."""
     runs = {result.key: result for result in done}
     pairs = list(dict.fromkeys((result.task, result.seed) for result in done))
     findings = []
     for claim in CLAIMS:
         effects = {}
         for task, seed in pairs:
-            own = [runs.get((task, method, seed)) for method in claim.needs]
             try:
-                if None not in own:
-                    effects[task, seed] = claim.effect(*own)
+                own = [runs[task, method, seed] for method in claim.needs]
+                effects[task, seed] = claim.effect(*own)
             except (KeyError, ZeroDivisionError):
                 continue
         if effects:

@@ -1,10 +1,8 @@
-"""What the runs of a benchmark reached, read from their folders; and `results.csv`."""
+"""Read what the runs of a benchmark reached, and write `results.csv`."""
 
 import csv
 import io
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,207 +11,146 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from certvol.benchmark.facts import read_facts
+from certvol.benchmark.evidence import read_evidence
+from certvol.benchmark.plan import RunIdentity, run_name
 from certvol.benchmark.suites import Metric
-from certvol.config import read_settings_file
 from certvol.errors import UserError
-from certvol.selection import DIRECTION, ensemble_agreement
-from certvol.tables import read_metrics
-from certvol.training.run_folder import RunFolder
+from certvol.runs.folder import RunFolder
+from certvol.runs.tables import read_metrics
+from certvol.scores.validators import DIRECTION, ensemble_agreement
+from certvol.settings import read_settings_file
 
-COLUMNS = ("task", "method", "seed", "metric", "last", "selected", "oracle", "seconds", "status", "run")
+COLUMNS = "task,method,seed,metric,last,selected,oracle,seconds,status,run".split(",")
 DONE, STOPPED, WAITING = "done", "stopped", "waiting"
-_PLAIN = re.compile(r"\w[-+@=.,\w]*")  # a name that becomes part of a path, and leads nowhere else
-_SEED = re.compile(r"0|[1-9][0-9]{0,18}")
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError, UserError)
+FAILED = "failed: "
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError, UserError)
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Of a run's adaptation, per cycle, on the watched images."""
+    """A run's adaptation, cycle by cycle, on the watched images."""
 
     accuracy: list[float]
     """In the suite's metric."""
     scores: dict[str, list[float]]
-    """Of each selector that the run has: more is better."""
+    """Validator -> scores, turned so that more is better."""
     healthy: list[bool]
 
-    def chosen_by(self, selector: str) -> int | None:
-        """Index of the best healthy cycle, among equals the newest; None where the run has no such score."""
-        if selector == "last":
+    def chosen_by(self, validator: str) -> int | None:
+        """Return the index of the best healthy cycle, the newest of equals; None without scores."""
+        if validator == "last":
             return len(self.accuracy) - 1
-        if selector not in self.scores:
+        if validator not in self.scores:
             return None
-        candidates = [i for i, healthy in enumerate(self.healthy) if healthy] or list(range(len(self.healthy)))
-        return max(candidates, key=lambda i: (self.scores[selector][i], i))
+        everything = range(len(self.healthy))
+        candidates = [i for i in everything if self.healthy[i]] or everything
+        return max(candidates, key=lambda i: (self.scores[validator][i], i))
 
 
 @dataclass(frozen=True)
-class Result:
-    """Of one run; accuracies are fractions in the suite's metric."""
+class Result(RunIdentity):
+    """What one run reached; accuracies are fractions in the suite's metric."""
 
-    task: str
-    method: str
-    seed: int
-    metric: Metric
-    run: str
-    """Its folder, relative to the benchmark's."""
-    status: str
+    status: str = WAITING
     seconds: float | None = None
     last: float | None = None
     selected: float | None = None
     oracle: float | None = None
+    delivered: float | None = None
     per_class: Mapping[str, float | None] = field(default_factory=dict)
-    """Of the delivered model."""
+    """Accuracy of the delivered model."""
     cycles: Cycles | None = None
     backbone: str = ""
-    facts: Mapping[str, float] = field(default_factory=dict)
-    """What else the paper's claims are about: see facts.py."""
-    other_delivered: float | None = None
-    """Accuracy of the delivered model, where that is not the last cycle's."""
-
-    @property
-    def delivered(self) -> float | None:
-        return self.last if self.other_delivered is None else self.other_delivered
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.task, self.method, self.seed
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    delivers_last: bool = True
+    """False if the guard or `guard.select` delivered another model than the last cycle's."""
 
 
-def read_run(folder: Path, asked: Result, selector: str) -> Result:
-    """Of a finished run.
+def read_run(folder: Path, asked: Result, metric: Metric, validator: str) -> Result:
+    """Read a finished run.
 
-    A run tells the accuracy of one model, the delivered one, on the whole target, and that of every cycle on the watched images.
-    Other cycles are the delivered one's accuracy plus the difference on the watched images: all three columns are then
-    comparable, and where all images are watched exact but for the precision that the trainer looks in (bf16 or fp32).
+    The delivered model is measured on the whole target, every cycle only on the watched images.
+    The accuracy of another cycle is the delivered model's plus their difference on the watched
+    images, so that `last`, `selected` and `oracle` can be compared. If all images are watched, this
+    is exact up to the precision of these looks (bf16 or fp32).
     """
-    metric = asked.metric
     files = RunFolder(folder)
     try:
         metrics = read_metrics(files.metrics)
         delivered = float(metrics["adapted"][metric])
-        cycles, at = _cycles(files, metrics, metric)
-        facts = read_facts(files)
-        backbone = _backbone(files)
-    except FileNotFoundError as error:
-        missing = Path(str(error.filename or "file")).name
-        return replace(asked, status=f"failed: {_why_missing(files, missing)}; {_way_on(folder)}")
-    except _DAMAGED as error:
-        return replace(asked, status=f"failed: its files are damaged ({type(error).__name__}); {_way_on(folder)}")
-    found = replace(
-        asked,
-        status=DONE,
-        last=delivered,
-        selected=delivered,
-        oracle=delivered,
-        per_class=metrics["adapted"]["per_class"],
-        cycles=cycles,
-        backbone=backbone,
-        facts=facts,
-    )
-    if cycles is None or at is None:
-        return found
+        found = replace(
+            asked,
+            status=DONE,
+            last=delivered,
+            selected=delivered,
+            oracle=delivered,
+            delivered=delivered,
+            per_class=metrics["adapted"]["per_class"],
+            backbone=str(read_settings_file(files.config).get("model.backbone", "")),
+            evidence=read_evidence(files),
+        )
+        watched = metrics.get("watched")
+        if not watched or len(watched["cycles"]) < 2:
+            return found  # it did not adapt
+        cycles = _read_cycles(files, watched["cycles"], watched[metric])
+        model = str(metrics["delivered"]["model"])
+        at = _watched_accuracy(model, watched["cycles"], watched[metric])
+    except _DAMAGE as error:
+        reason = f"cannot read its files ({type(error).__name__}: {' '.join(str(error).split())})"
+        again = f"remove {folder} and run the same command again"
+        return replace(asked, status=f"{FAILED}{reason}; {again}")
 
-    def whole(index: int) -> float:
+    def on_whole_target(index: int) -> float:
         return min(1.0, max(0.0, delivered + cycles.accuracy[index] - at))
 
-    chosen = cycles.chosen_by(selector)
+    chosen = cycles.chosen_by(validator)
     return replace(
         found,
-        last=whole(-1),
-        selected=None if chosen is None else whole(chosen),
-        oracle=whole(max(range(len(cycles.accuracy)), key=cycles.accuracy.__getitem__)),
-        other_delivered=None if metrics["delivered"]["model"] == "last" else delivered,
+        cycles=cycles,
+        last=on_whole_target(-1),
+        selected=None if chosen is None else on_whole_target(chosen),
+        oracle=on_whole_target(int(np.argmax(cycles.accuracy))),
+        delivers_last=model == "last",
     )
 
 
-def _why_missing(files: RunFolder, name: str) -> str:
-    """A run writes no metrics.json where it found no labels, which evaluation.json tells."""
-    if name == files.metrics.name:
-        try:
-            found = json.loads(files.evaluation.read_text(encoding="utf-8"))
-            if not found["labelled"]:
-                return "the target's folders do not tell its labels: name them like the source's classes"
-        except _DAMAGED:
-            return f"its {name} is missing, and no {files.evaluation.name} tells whether the target's folders told its labels"
-    return f"its {name} is missing"
-
-
-def _way_on(folder: Path) -> str:
-    return f"remove {folder} and give the same command again"
-
-
-def _cycles(files: RunFolder, metrics: Mapping[str, Any], metric: Metric) -> tuple[Cycles | None, float | None]:
-    """(its adaptation, accuracy of the delivered model on the watched images); None for a run that did not adapt."""
-    watched = metrics.get("watched")
-    if not watched or len(watched["cycles"]) < 2:
-        return None, None
+def _read_cycles(files: RunFolder, numbers: list[int], accuracy: list[float]) -> Cycles:
     lines: list[dict[str, Any]] = []
 
     def predictions() -> Iterator[NDArray[np.float32]]:
-        """Of the cycles, without the model that adaptation started from."""
-        for cycle, scores, probabilities in files.journal.read_cycles():
+        for cycle, scores, probabilities_NC in files.journal.read_cycles():
             lines.append(scores)
-            if cycle > 0:
-                yield probabilities
+            if cycle > 0:  # 0 is the model that adaptation started from
+                yield probabilities_NC
 
     agreement = ensemble_agreement(predictions())
-    if [line["cycle"] for line in lines] != watched["cycles"]:
+    if [line["cycle"] for line in lines] != numbers:
         raise ValueError("the cycles of metrics.json and scores.jsonl differ")
     del lines[0]
-    accuracy = [float(value) for value in watched[metric]]
     scores = {
         name: [DIRECTION[name] * float(line[name]) for line in lines]
         for name in DIRECTION
         if all(line.get(name) is not None for line in lines)
     }
-    scores["ensv"] = agreement
-    words = str(metrics["delivered"]["model"]).split()
-    at = {"last": accuracy[-1], "pretrained": accuracy[0]}.get(words[0])
-    if at is None:
-        at = accuracy[watched["cycles"].index(int(words[1]))]
-    return Cycles(accuracy[1:], scores, [not line.get("collapsed", False) for line in lines]), at
+    healthy = [not line.get("collapsed", False) for line in lines]
+    return Cycles(list(map(float, accuracy[1:])), {**scores, "ensv": agreement}, healthy)
 
 
-def _backbone(files: RunFolder) -> str:
-    return str(read_settings_file(files.config).get("model.backbone", ""))
+def _watched_accuracy(model: str, cycles: list[int], accuracy: list[float]) -> float:
+    """Return the delivered model's accuracy on the watched images."""
+    if model in ("last", "pretrained"):
+        return accuracy[-1 if model == "last" else 0]
+    return accuracy[cycles.index(int(model.split()[1]))]  # `cycle 7`
 
 
-def results_csv(results: Sequence[Result]) -> str:
+def results_csv(results: Sequence[Result], metric: Metric) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for result in results:
-        figures = [_figure(value) for value in (result.last, result.selected, result.oracle)]
+        accuracies = (result.last, result.selected, result.oracle)
+        numbers = ["" if value is None else f"{value:.6f}" for value in accuracies]
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
         status = " ".join(result.status.split())
-        writer.writerow([result.task, result.method, result.seed, result.metric, *figures, seconds, status, result.run])
+        writer.writerow([*result.key, metric, *numbers, seconds, status, run_name(result.key)])
     return text.getvalue()
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
-
-
-def earlier_runs(out: Path, knows: Callable[[str, str], bool]) -> list[tuple[str, str, int]]:
-    """(task, method, seed) of the runs that `results.csv` of a benchmark's folder names, and of those whose folders are there:
-    damage to the file loses none of them. `knows`: whether a folder's task and method are the benchmark's."""
-    found = [*_named_runs(out / "results.csv")]
-    for config in sorted((out / "runs").glob("*/*/*/config.yaml")):
-        *_, task, method, seed, _ = config.parts
-        if knows(task, method):
-            found.append((task, method, seed))
-    whole = [(task, method, int(seed)) for task, method, seed in found if _SEED.fullmatch(seed)]
-    return [key for key in dict.fromkeys(whole) if all(_PLAIN.fullmatch(word) for word in key[:2])]
-
-
-def _named_runs(path: Path) -> list[tuple[str, str, str]]:
-    """None where there is no such file, or one of another kind; a damaged line is passed over."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        rows = list(csv.DictReader(io.StringIO(text)))
-    except (OSError, csv.Error):
-        return []
-    named = [(row.get("task"), row.get("method"), row.get("seed")) for row in rows]
-    return [(task, method, seed) for task, method, seed in named if task and method and seed]

@@ -1,43 +1,57 @@
-"""What the network sees of a cached image: a random view for training, the centre for testing.
+"""Turn cached images into what the network sees: a random view for training, the centre for tests.
 
-The random view is the authors': random resized crop, horizontal flip, affine map about the centre, random crop of the network's
-size, grey or colour jitter. All of its geometry is one affine map from the view's pixels to the image's, so that each image is
-interpolated once only; all of its colour is one 3 x 3 matrix and one offset.
+The random view is the authors': random resized crop, horizontal flip, affine map about the centre,
+random crop of the network's size, grey or colour jitter. All of its geometry is one affine map from
+the view's pixels to the image's, so each image is interpolated only once; all of its colour is one
+3 x 3 matrix and one offset.
 
-Coordinates are continuous: a pixel's centre lies at (column + 0.5, row + 0.5), an image of side S spans 0..S, y points down.
-N images, S side of the cached square, H = W side of the view, C = 3 channels.
+Coordinates are continuous: a pixel's centre lies at (column + 0.5, row + 0.5), an image of side S
+spans 0..S, y points down. N images, S side of the cached square, H = W side of the view, C = 3
+channels.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from certvol.config import AugmentConfig
+from certvol.settings import AugmentConfig
 
-CROP_ATTEMPTS = 10  # torchvision's number, so that areas and aspects are distributed as in the authors' release
-
+CROP_ATTEMPTS = 10  # as in torchvision, so that crops are distributed as in the authors' release
+Triple = tuple[float, float, float]
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's grey conversion
 
 
+class InputFormat(Protocol):
+    """The input of a network: the side in pixels, and how channels are normalised."""
+
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def mean(self) -> Triple: ...
+    @property
+    def std(self) -> Triple: ...
+
+
 def cache_size(image_size: int) -> int:
-    """Side of the cached square for a network's input side: 8/7 of it (256 for 224), with margins of whole pixels."""
+    """Return the side of the cached square: 8/7 of the input's, with margins of whole pixels."""
     side = -(-image_size * 8 // 7)
     return side + (side - image_size) % 2
 
 
 @dataclass(frozen=True)
 class WarpParameters:
-    """The random choices for N images; each tensor is [N], float32, on the CPU. Independent of the images' size."""
+    """The random choices for N images, whatever their size; each is [N], float32, on the CPU."""
 
     crop_width: Tensor  # share of the side
     crop_height: Tensor
-    crop_x: Tensor  # share of the free room left of the crop
-    crop_y: Tensor
+    crop_x: Tensor  # share of the free room that is left of the crop
+    crop_y: Tensor  # share of it that is above
     flip: Tensor  # 1 or 0
     rotation: Tensor  # radians, counter-clockwise as seen
     shear: Tensor  # radians, of vertical lines
@@ -45,26 +59,32 @@ class WarpParameters:
     shift_y: Tensor  # share of the side, down
     scale: Tensor  # above 1 enlarges
     view_x: Tensor  # 0..1, place of the view in the square, left to right
-    view_y: Tensor
-    grey: Tensor  # 1 or 0; where 1, the jitter below does not count
+    view_y: Tensor  # top to bottom
+    grey: Tensor  # 1 or 0; 1 switches off the jitter below
     brightness: Tensor  # factor
     contrast: Tensor  # factor
     saturation: Tensor  # factor
     hue: Tensor  # radians on the colour circle
-    enabled: bool = True
-    """Where false, the training view is the test view, exactly."""
 
     def __len__(self) -> int:
         return len(self.flip)
 
     def __getitem__(self, index: slice | Tensor | list[int]) -> "WarpParameters":
-        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "enabled"}
-        return WarpParameters(**tensors, enabled=self.enabled)
+        return WarpParameters(**{name: values_N[index] for name, values_N in vars(self).items()})
+
+
+PIXEL_OPERATIONS: list[Callable[[Tensor, WarpParameters], Tensor]] = []
+"""What is neither an affine map nor a colour matrix, such as blur: functions of the normalised view
+[N, 3, H, H] and the choices for it. They are applied in this order, after recolouring."""
 
 
 def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -> WarpParameters:
-    """Every image its own choices. Consumes the same amount of randomness whatever the settings, so that changing one setting
-    leaves all other choices as they were."""
+    """Draw every image's choices.
+
+    All settings consume the same random numbers, so changing one leaves the other choices alone.
+    The number of columns must not change either: a new augmentation draws its own with a second
+    call of `torch.rand`, at the end. Then the views of those who do not use it stay the same.
+    """
     uniform_NK = torch.rand(n, 15 + 2 * CROP_ATTEMPTS, generator=generator)
     columns = iter(uniform_NK[:, 2 * CROP_ATTEMPTS :].unbind(1))
 
@@ -77,9 +97,9 @@ def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -
     def factor(limit: float, smallest: float = 0.0) -> Tensor:
         return (1 + either_way(limit)).clamp_min(smallest)
 
-    width_N, height_N = _crop_shape(
-        uniform_NK[:, :CROP_ATTEMPTS], uniform_NK[:, CROP_ATTEMPTS : 2 * CROP_ATTEMPTS], config
-    )
+    crop_NK = uniform_NK[:, : 2 * CROP_ATTEMPTS]
+    area_NA, aspect_NA = crop_NK[:, :CROP_ATTEMPTS], crop_NK[:, CROP_ATTEMPTS:]
+    width_N, height_N = _crop_shape(area_NA, aspect_NA, config)
     return WarpParameters(
         crop_width=width_N,
         crop_height=height_N,
@@ -87,7 +107,7 @@ def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -
         crop_y=share(),
         flip=(share() < (0.5 if config.flip else 0.0)).float(),
         rotation=either_way(math.radians(config.rotate)),
-        # At 90 degrees a shear, and at 0 a scale, could not be inverted.
+        # A shear of 90 degrees or a scale of 0 has no inverse.
         shear=either_way(math.radians(min(config.shear, 80.0))),
         shift_x=either_way(config.shift),
         shift_y=either_way(config.shift),
@@ -99,46 +119,51 @@ def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -
         contrast=factor(config.jitter),
         saturation=factor(config.jitter),
         hue=either_way(2 * math.pi * min(config.jitter, 0.5)),
-        enabled=config.enabled,
     )
 
 
 def _crop_shape(area_NA: Tensor, aspect_NA: Tensor, config: AugmentConfig) -> tuple[Tensor, Tensor]:
-    """Width and height as shares of the side: of A attempts the first that fits into the image, else the whole image."""
+    """Return width and height of the first of A attempts that fits, or of the whole image."""
     area_NA = config.crop_area + (1 - config.crop_area) * area_NA
     half_log_aspect_NA = (2 * aspect_NA - 1) * (abs(math.log(config.crop_aspect)) / 2)
     width_NA = area_NA.sqrt() * half_log_aspect_NA.exp()
     height_NA = area_NA.sqrt() * (-half_log_aspect_NA).exp()
     whole_N1 = torch.ones(len(area_NA), 1)
     fits_NA = torch.cat([(width_NA <= 1) & (height_NA <= 1), whole_N1.bool()], dim=1)
-    first_N1 = fits_NA.int().argmax(dim=1, keepdim=True)  # of several equal maxima, argmax gives the first
-    width_N = torch.cat([width_NA, whole_N1], dim=1).gather(1, first_N1).squeeze(1)
-    height_N = torch.cat([height_NA, whole_N1], dim=1).gather(1, first_N1).squeeze(1)
-    return width_N, height_N
+    first_N1 = fits_NA.int().argmax(dim=1, keepdim=True)  # the first of several equal maxima
+    width_N1, height_N1 = (
+        torch.cat([size_NA, whole_N1], dim=1).gather(1, first_N1)
+        for size_NA in (width_NA, height_NA)
+    )
+    return width_N1.squeeze(1), height_N1.squeeze(1)
 
 
 def warp_matrices(parameters: WarpParameters, side: int, out_size: int) -> Tensor:
-    """[N, 2, 3] in float64: coordinates (x, y, 1) of the view to coordinates of the image, both in pixels.
+    """Return [N, 2, 3] in float64: from (x, y, 1) of the view to the image, both in pixels.
 
-    The view is made by crop, flip, affine map, second crop; so its coordinates go back through their inverses, last one first.
+    A view is made by crop, flip, affine map and second crop, so its coordinates go through the
+    inverses of these, the last one first.
     """
-    p = {f.name: getattr(parameters, f.name).double() for f in fields(parameters) if f.name != "enabled"}
+    p = {name: values_N.double() for name, values_N in vars(parameters).items()}
     room = side - out_size
-    # Whole pixels, each place as likely as any other; the clamp is for a share of exactly 1.
+    # Whole pixels, each place equally likely; the clamp is for a share of exactly 1.
     offset_x = (p["view_x"] * (room + 1)).floor().clamp_max(room)
     offset_y = (p["view_y"] * (room + 1)).floor().clamp_max(room)
     undo_view_N33 = _affine(1.0, 0.0, offset_x, 0.0, 1.0, offset_y)
 
     centre = side / 2
     cos, sin, tan = p["rotation"].cos(), p["rotation"].sin(), p["shear"].tan()
-    # Inverse of rotation * shear * scale about the centre, then shift. y points down: counter-clockwise is (cos, sin; -sin, cos).
+    # Inverse of rotation * shear * scale about the centre, then shift. y points down, so
+    # counter-clockwise is (cos, sin; -sin, cos).
     unscale = 1 / p["scale"]
     a, b = (cos + tan * sin) * unscale, (-sin + tan * cos) * unscale
     d, e = sin * unscale, cos * unscale
     from_x, from_y = centre + p["shift_x"] * side, centre + p["shift_y"] * side
-    undo_affine_N33 = _affine(a, b, centre - a * from_x - b * from_y, d, e, centre - d * from_x - e * from_y)
+    c, f = centre - a * from_x - b * from_y, centre - d * from_x - e * from_y
+    undo_affine_N33 = _affine(a, b, c, d, e, f)
 
-    undo_flip_N33 = _affine(1 - 2 * p["flip"], 0.0, p["flip"] * side, 0.0, 1.0, torch.zeros_like(p["flip"]))
+    flip = p["flip"]
+    undo_flip_N33 = _affine(1 - 2 * flip, 0.0, flip * side, 0.0, 1.0, torch.zeros_like(flip))
 
     width, height = p["crop_width"], p["crop_height"]
     left, top = p["crop_x"] * (1 - width) * side, p["crop_y"] * (1 - height) * side
@@ -146,19 +171,26 @@ def warp_matrices(parameters: WarpParameters, side: int, out_size: int) -> Tenso
     return (undo_crop_N33 @ undo_flip_N33 @ undo_affine_N33 @ undo_view_N33)[:, :2]
 
 
-def _affine(a: Tensor | float, b: Tensor | float, c: Tensor, d: Tensor | float, e: Tensor | float, f: Tensor) -> Tensor:
-    """[N, 3, 3]: x, y to a x + b y + c, d x + e y + f. Each entry [N], or one number for all."""
+def _affine(
+    a: Tensor | float, b: Tensor | float, c: Tensor, d: Tensor | float, e: Tensor | float, f: Tensor
+) -> Tensor:
+    """Return [N, 3, 3] that maps x, y to a x + b y + c, d x + e y + f."""
     entries = (a, b, c, d, e, f, 0.0, 0.0, 1.0)
     columns = [torch.as_tensor(entry, dtype=torch.float64).expand(len(c)) for entry in entries]
     return torch.stack(columns, dim=1).reshape(-1, 3, 3)
 
 
 def _hue_generator() -> Tensor:
-    """K such that grey + cos(angle) (colour - grey) + sin(angle) K colour turns a colour about the grey axis, in YIQ space."""
-    to_yiq_33 = torch.tensor([_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)], dtype=torch.float64)
-    quarter_turn_33 = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
-    generator_33: Tensor = torch.linalg.inv(to_yiq_33) @ quarter_turn_33 @ to_yiq_33
-    return generator_33
+    """Return K that turns a colour about the grey axis in YIQ space.
+
+    The turned colour is grey + cos(angle) (colour - grey) + sin(angle) K colour.
+    """
+    yiq = [_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)]
+    quarter_turn = [[0.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]]
+    yiq_33, quarter_turn_33 = (
+        torch.tensor(rows, dtype=torch.float64) for rows in (yiq, quarter_turn)
+    )
+    return torch.as_tensor(torch.linalg.inv(yiq_33) @ quarter_turn_33 @ yiq_33)
 
 
 _GREY_33 = torch.tensor([_LUMA] * 3, dtype=torch.float64)
@@ -166,10 +198,10 @@ _HUE_33 = _hue_generator()
 
 
 def colour_matrices(parameters: WarpParameters) -> tuple[Tensor, Tensor]:
-    """[N, 3, 3] and [N] in float64: a view's colours become matrix @ colour + factor * (mean grey value of the view).
+    """Return [N, 3, 3] and [N] in float64: matrix @ colour + factor * (mean grey of the view).
 
-    Brightness, contrast (about the mean grey value), saturation and hue in this order, or grey. Hue turns about the grey axis
-    at constant luma, which is linear, where HSV's hue is not.
+    They apply brightness, contrast (about the mean grey), saturation and hue in this order, or
+    grey. Hue turns about the grey axis at constant luma, which is linear, unlike HSV's hue.
     """
     brightness, contrast, saturation, hue, grey = (
         getattr(parameters, name).double().reshape(-1, 1, 1)
@@ -187,35 +219,33 @@ def colour_matrices(parameters: WarpParameters) -> tuple[Tensor, Tensor]:
 
 
 def train_view(
-    images_u8_NSSC: Tensor,
-    parameters: WarpParameters,
-    out_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    fused: bool = False,
+    images_u8_NSSC: Tensor, parameters: WarpParameters, info: InputFormat, fused: bool = False
 ) -> Tensor:
-    """[N, 3, H, H], float32, normalised: each image under its own parameters. Never waits for the device.
+    """Return [N, 3, H, H], float32, normalised: each image under its own parameters.
 
-    What lies outside an image is its reflection: black corners or the streaks of a repeated border would be edges that no test
-    image has. `fused`: through torch.compile, for a number of images that does not change.
+    Outside an image lies its reflection: black corners or a repeated border would be edges that no
+    test image has. `fused` uses torch.compile, for a constant number of images. The call never
+    waits for the device.
     """
-    _check_images(images_u8_NSSC, out_size)
-    if not parameters.enabled:
-        return test_view(images_u8_NSSC, out_size, mean, std)
+    _check_images(images_u8_NSSC, info)
     n, side = images_u8_NSSC.shape[:2]
     if len(parameters) != n:
         raise ValueError(f"parameters of {len(parameters)} images for {n} images")
-    device = images_u8_NSSC.device
-    # Small matrices are made on the host, in double precision, and travel together.
-    warp_N23 = _between_units(warp_matrices(parameters, side, out_size), side, out_size)
+    # Small matrices are computed on the host in float64 and travel together.
+    warp_N23 = _between_units(
+        warp_matrices(parameters, side, info.image_size), side, info.image_size
+    )
     colour_N33, from_mean_N = colour_matrices(parameters)
-    per_std_3 = 1 / (255 * torch.tensor(std, dtype=torch.float64))
+    per_std_3 = 1 / (255 * torch.tensor(info.std, dtype=torch.float64))
     matrix_N33, from_mean_N3 = colour_N33 * per_std_3[:, None], from_mean_N[:, None] * per_std_3
     packed_NK = torch.cat([warp_N23.flatten(1), matrix_N33.flatten(1), from_mean_N3], dim=1)
-    packed_NK = packed_NK.float().to(device, non_blocking=True)
+    packed_NK = packed_NK.float().to(images_u8_NSSC.device, non_blocking=True)
 
     warp = _compiled_warp() if fused else _warp
-    return warp(images_u8_NSSC, packed_NK, out_size, tuple(mean), tuple(std))
+    view_NCHW = warp(images_u8_NSSC, packed_NK, info.image_size, info.mean, info.std)
+    for operation in PIXEL_OPERATIONS:
+        view_NCHW = operation(view_NCHW, parameters)
+    return view_NCHW
 
 
 @functools.cache
@@ -225,57 +255,64 @@ def _compiled_warp() -> Callable[..., Tensor]:
 
 
 def _warp(
-    images_u8_NSSC: Tensor, packed_NK: Tensor, out_size: int, mean: tuple[float, ...], std: tuple[float, ...]
+    images_u8_NSSC: Tensor, packed_NK: Tensor, out_size: int, mean: Triple, std: Triple
 ) -> Tensor:
-    """`packed`: of each image the 2 x 3 entries of its warp, the 3 x 3 of its colours, 3 of its mean grey value."""
-    n = len(images_u8_NSSC)
-    # In half precision a coordinate would be off by a pixel; so no autocast, and no matrix product, which may be TF32.
+    """Warp and recolour; `packed_NK` holds 2 x 3 warp, 3 x 3 colour and 3 mean grey entries."""
+    # Half precision would move coordinates by a pixel, so there is no autocast, and no matrix
+    # product, which may be TF32.
     with torch.autocast(images_u8_NSSC.device.type, enabled=False):
-        grid_NHW2 = _grid(packed_NK[:, :6].reshape(n, 2, 3), out_size)
+        grid_NHW2 = _grid(packed_NK[:, :6].reshape(-1, 2, 3), out_size)
         images_NCSS = images_u8_NSSC.permute(0, 3, 1, 2).float()
-        view_NCHW = F.grid_sample(images_NCSS, grid_NHW2, "bilinear", "reflection", align_corners=False)
-        return _recolour(view_NCHW, packed_NK[:, 6:15].reshape(n, 3, 3), packed_NK[:, 15:], mean, std)
+        view_NCHW = F.grid_sample(
+            images_NCSS, grid_NHW2, "bilinear", "reflection", align_corners=False
+        )
+        matrix_N33 = packed_NK[:, 6:15].reshape(-1, 3, 3)
+        return _recolour(view_NCHW, matrix_N33, packed_NK[:, 15:], mean, std)
 
 
-def test_view(images_u8_NSSC: Tensor, out_size: int, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """[N, 3, H, H], float32, normalised: the centre, pixel for pixel (half a pixel off where the margin is odd)."""
-    _check_images(images_u8_NSSC, out_size)
-    start = (images_u8_NSSC.shape[1] - out_size) // 2
-    centre_NHWC = images_u8_NSSC[:, start : start + out_size, start : start + out_size]
-    scale_3, offset_3 = _scale_and_offset(tuple(mean), tuple(std), images_u8_NSSC.device)
+def test_view(images_u8_NSSC: Tensor, info: InputFormat) -> Tensor:
+    """Return the centre as normalised float32 [N, 3, H, H]; half a pixel off if a margin is odd."""
+    _check_images(images_u8_NSSC, info)
+    start = (images_u8_NSSC.shape[1] - info.image_size) // 2
+    inner = slice(start, start + info.image_size)
+    centre_NHWC = images_u8_NSSC[:, inner, inner]
+    scale_3, offset_3 = _scale_and_offset(info.mean, info.std, images_u8_NSSC.device)
     return torch.addcmul(offset_3, centre_NHWC.float(), scale_3).permute(0, 3, 1, 2)
 
 
-test_view.__test__ = False  # type: ignore[attr-defined]  # its name would make pytest take it for a test
+test_view.__test__ = False  # type: ignore[attr-defined]  # pytest must not take it for a test
 
 
-def _check_images(images_u8_NSSC: Tensor, out_size: int) -> None:
-    shape = tuple(images_u8_NSSC.shape)
-    if images_u8_NSSC.dtype != torch.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] != 3:
-        raise ValueError(f"expected uint8 images [N, S, S, 3], found {images_u8_NSSC.dtype} {list(shape)}")
-    if out_size > shape[1]:
-        raise ValueError(f"a view of {out_size} pixels does not fit into cached images of {shape[1]}")
+def _check_images(images_u8_NSSC: Tensor, info: InputFormat) -> None:
+    kind, shape = images_u8_NSSC.dtype, list(images_u8_NSSC.shape)
+    if kind != torch.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] != 3:
+        raise ValueError(f"expected uint8 images [N, S, S, 3], found {kind} {shape}")
+    if info.image_size > shape[1]:
+        raise ValueError(
+            f"a view of {info.image_size} px does not fit into images of {shape[1]} px"
+        )
 
 
 def _between_units(warp_N23: Tensor, side: int, out_size: int) -> Tensor:
-    """The same map between coordinates that run from -1 to 1 over view and image."""
+    """Convert the map to coordinates that run from -1 to 1 over view and image."""
     linear_N22 = warp_N23[:, :, :2] * (out_size / side)
     offset_N2 = linear_N22.sum(dim=2) + warp_N23[:, :, 2] * (2 / side) - 1
     return torch.cat([linear_N22, offset_N2[:, :, None]], dim=2)
 
 
 def _grid(warp_N23: Tensor, out_size: int) -> Tensor:
-    """[N, H, W, 2]: for each pixel's centre of the view, where to look in the image."""
-    centres = (torch.arange(out_size, device=warp_N23.device, dtype=torch.float32) * 2 + (1 - out_size)) / out_size
-    x_1W1, y_H11 = centres.reshape(1, -1, 1), centres.reshape(-1, 1, 1)
+    """Return [N, H, W, 2]: where in the image to look for each pixel's centre of the view."""
+    place_H = torch.arange(out_size, device=warp_N23.device, dtype=torch.float32)
+    centres_H = (place_H * 2 + (1 - out_size)) / out_size
+    x_1W1, y_H11 = centres_H.reshape(1, -1, 1), centres_H.reshape(-1, 1, 1)
     across, down, offset = (warp_N23[:, :, k].reshape(-1, 1, 1, 2) for k in range(3))
     return across * x_1W1 + (down * y_H11 + offset)
 
 
 def _recolour(
-    view_NCHW: Tensor, matrix_N33: Tensor, from_mean_N3: Tensor, mean: Sequence[float], std: Sequence[float]
+    view_NCHW: Tensor, matrix_N33: Tensor, from_mean_N3: Tensor, mean: Triple, std: Triple
 ) -> Tensor:
-    """Colours and normalisation at once. `matrix` and `from_mean` are divided by 255 std already."""
+    """Recolour and normalise at once; `matrix` and `from_mean` are divided by 255 std already."""
     channel_means_NC = view_NCHW.mean(dim=(2, 3))
     mean_grey_N1 = sum(luma * channel_means_NC[:, c : c + 1] for c, luma in enumerate(_LUMA))
     offset_NC11 = (from_mean_N3 * mean_grey_N1)[:, :, None, None]
@@ -288,8 +325,8 @@ def _recolour(
 
 
 @functools.cache
-def _scale_and_offset(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of values 0..255, to (value / 255 - mean) / std. Kept, as each copy to a device would be waited for."""
+def _scale_and_offset(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what turns 0..255 into (value / 255 - mean) / std; cached, as copying would wait."""
     with torch.inference_mode(False):
-        means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
         return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)

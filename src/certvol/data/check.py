@@ -1,8 +1,13 @@
-"""What is in the two folders and what is wrong with them, before any training. Every file is read and decoded."""
+"""Find out what is in the source and the target, and what is wrong with them, before training.
+
+Every image is read and decoded; of two `.npz` files, every row is read.
+"""
 
 import contextlib
+import os
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,7 +15,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from certvol.config import DataConfig
+from certvol.data.decode_pool import read_images
+from certvol.data.decoding import HASH_BYTES
+from certvol.data.feature_files import (
+    SourceFeatures,
+    TargetFeatures,
+    check_comparable,
+    is_feature_file,
+    known_labels,
+    only_one_is_a_file,
+    open_source_features,
+    open_target_features,
+    row_hashes,
+)
 from certvol.data.folders import (
     Listing,
     class_level,
@@ -22,46 +39,56 @@ from certvol.data.folders import (
     printable,
     scan,
 )
-from certvol.data.reading import HASH_BYTES, read_images
 from certvol.errors import UserError
-from certvol.reporting import Progress
+from certvol.progress import Progress, Silent
+from certvol.settings import DataConfig
 
-IMBALANCE = 10.0
-_PROBE_SIZE = 32  # every byte of a file is decoded whatever the size asked for; a small one is the quickest
+Place = str | os.PathLike[str]
+
+IMBALANCE = 10.0  # images of the largest class per image of the smallest
+_PROBE_SIZE = 32  # a file is decoded whole at any size; a small one is quickest
+_MEASURED = "accuracy is measured by these labels after training, which never sees them"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know. An error keeps adaptation from starting."""
+    """A thing to know; an error keeps adaptation from starting."""
 
     level: Literal["error", "warning", "note"]
     text: str
 
 
-def in_order(findings: list[Finding]) -> list[Finding]:
-    """The worst first."""
-    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
+class _Findings(list[Finding]):
+    def error(self, text: str) -> None:
+        self.append(Finding("error", text))
+
+    def warn(self, text: str) -> None:
+        self.append(Finding("warning", text))
+
+    def note(self, text: str) -> None:
+        self.append(Finding("note", text))
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Counts are of readable images. Paths are relative to their folder."""
+    """The content of `certvol check --json`. Counts are of readable images or rows."""
 
     source_counts: dict[str, int]
-    """Per class; empty where the classes cannot be told."""
+    """Images per class; empty if the classes are unknown."""
     target_count: int
     findings: list[Finding]
-    source_unreadable: list[tuple[str, str]] = field(default_factory=list)
-    """(path, reason), zero-byte files not among them."""
-    target_unreadable: list[tuple[str, str]] = field(default_factory=list)
-    source_empty: list[str] = field(default_factory=list)
+    """Errors first."""
+    source_unreadable: list[tuple[str, str]]
+    """(path, reason), without the empty files."""
+    target_unreadable: list[tuple[str, str]]
+    source_empty: list[str]
     """Files of zero bytes."""
-    target_empty: list[str] = field(default_factory=list)
-    source_duplicates: list[list[str]] = field(default_factory=list)
-    """Groups of files with the same bytes."""
-    target_duplicates: list[list[str]] = field(default_factory=list)
-    in_both: list[tuple[str, str]] = field(default_factory=list)
-    """(source path, target path) of the same bytes, one pair for each such content."""
+    target_empty: list[str]
+    source_duplicates: list[list[str]]
+    """Groups of paths with the same content."""
+    target_duplicates: list[list[str]]
+    in_both: list[tuple[str, str]]
+    """(source path, target path) with the same content."""
 
     @property
     def can_adapt(self) -> bool:
@@ -69,257 +96,150 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A folder, listed and read. `digests` are of the readable images, whose numbers in the listing are `readable`."""
+class _Domain:
+    """The readable images or rows of a domain: name, hash and, if known, class of each."""
 
-    listing: Listing
-    readable: npt.NDArray[np.int64]
-    digests: npt.NDArray[np.void]
-    unreadable: list[tuple[str, str]]
-    empty: list[str]
-
-    @property
-    def paths(self) -> list[str]:
-        return [self.listing.paths[i] for i in self.readable]
+    which: str
+    paths: list[str] = field(default_factory=list)
+    hashes: npt.NDArray[np.void] = field(default_factory=lambda: _as_hashes(b""))
+    classes: list[str | None] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
 
 
-def check(source: str | Path, target: str | Path, config: DataConfig, progress: Progress | None = None) -> CheckReport:
-    """Reads both folders. UserError only where one does not exist; everything else is a finding."""
-    findings: list[Finding] = []
-    listings = [_scan(folder, which, findings) for folder, which in ((source, "source"), (target, "target"))]
-    findings += _overlap_of_folders(Path(source), Path(target))
-    read_source, read_target = (_read(listing, config, progress) for listing in listings)
-    classes, labels = _classes(listings[0], findings)
-    counts = _source_counts(read_source, classes, labels)
-    source_groups, target_groups = _duplicates(read_source), _duplicates(read_target)
-    in_both = _in_both(read_source, read_target)
-    findings += _about_source(read_source, counts)
-    findings += _about_target(read_target, classes)
-    for which, read, groups in (("source", read_source, source_groups), ("target", read_target, target_groups)):
-        findings += _about_files(which, read, groups)
+def _as_hashes(digests: bytes) -> npt.NDArray[np.void]:
+    return np.frombuffer(digests, dtype=np.dtype((np.void, HASH_BYTES)))
+
+
+def check(
+    source: Place, target: Place, config: DataConfig, progress: Progress | None = None
+) -> CheckReport:
+    """Read both domains; raise UserError only if one does not exist."""
+    for place in (source, target):
+        if not os.path.lexists(place):
+            raise UserError(f"there is no file or folder {printable(str(place))}")
+    found = _Findings()
+    if is_feature_file(source) or is_feature_file(target):
+        classes, one, other = _check_features(source, target, found)
+    else:
+        classes, one, other = _check_images(source, target, config, progress or Silent(), found)
+    counter = Counter(one.classes)
+    counts = {name: counter[name] for name in classes}
     if classes:
-        findings += _about_two_classes(source_groups, class_level(read_source.listing.paths))
-    if in_both:
-        findings.append(
-            Finding(
-                "warning",
-                f"{len(in_both)} images are in both the source and the target (such as "
-                f"{printable(in_both[0][0])} and {printable(in_both[0][1])}): their labels are known, so accuracy on the "
-                "target will look too good; remove them from one side",
-            )
-        )
+        _about_counts(counts, found)
+        _about_names(classes, found)
+    duplicates = _duplicates(one, found), _duplicates(other, found)
+    in_both = _in_both(one, other, found)
     return CheckReport(
         source_counts=counts,
-        target_count=len(read_target.readable),
-        findings=in_order(findings),
-        source_unreadable=read_source.unreadable,
-        target_unreadable=read_target.unreadable,
-        source_empty=read_source.empty,
-        target_empty=read_target.empty,
-        source_duplicates=source_groups,
-        target_duplicates=target_groups,
+        target_count=len(other.paths),
+        findings=sorted(found, key=lambda each: ("error", "warning", "note").index(each.level)),
+        source_unreadable=one.unreadable,
+        target_unreadable=other.unreadable,
+        source_empty=one.empty,
+        target_empty=other.empty,
+        source_duplicates=duplicates[0],
+        target_duplicates=duplicates[1],
         in_both=in_both,
     )
 
 
-def _scan(folder: str | Path, which: str, findings: list[Finding]) -> Listing:
-    try:
-        return scan(folder)
-    except UserError as error:
-        try:
-            exists = Path(folder).exists()
-        except (OSError, ValueError):
-            exists = True
-        if not exists:
-            raise
-        findings.append(Finding("error", f"{which}: {error}"))
-        none = np.zeros(0, dtype=np.int64)
-        return Listing(Path(folder).absolute(), [], none, none, [], 0, [])
+# --- folders of images ----------------------------------------------------------------------------
 
 
-def _overlap_of_folders(source: Path, target: Path) -> list[Finding]:
-    try:
-        source, target = source.resolve(), target.resolve()
-    except (OSError, RuntimeError, ValueError):
-        return []
-    if source == target:
-        return [Finding("warning", "source and target are the same folder, so there is nothing to adapt to")]
-    inside = (
-        ("target", "source")
-        if target.is_relative_to(source)
-        else ("source", "target")
-        if source.is_relative_to(target)
-        else None
+def _check_images(
+    source: Place, target: Place, config: DataConfig, progress: Progress, found: _Findings
+) -> tuple[list[str], _Domain, _Domain]:
+    source_listing: Listing | None = None
+    target_listing: Listing | None = None
+    classes: list[str] = []
+    with _faults(found, "source: "):
+        source_listing = scan(Path(source))
+        classes = labels_of(source_listing)[0]
+    with _faults(found, "target: "):
+        target_listing = scan(Path(target))
+    _about_overlap(os.path.realpath(source), os.path.realpath(target), found)
+    domains = (
+        _read("source", source_listing, config, progress),
+        _read("target", target_listing, config, progress),
     )
-    if inside is None:
-        return []
-    return [
-        Finding(
-            "warning",
-            f"the {inside[0]} folder lies inside the {inside[1]} folder, so its images count for both; "
-            "give each domain a folder of its own",
+    if source_listing is not None and classes:
+        _about_class_folders(source_listing, found)
+    if target_listing is not None:
+        _about_target(target_listing, domains[1].paths, classes, found)
+    for listing, domain in zip((source_listing, target_listing), domains, strict=True):
+        _about_files(listing, domain, found)
+    return classes, *domains
+
+
+def _about_overlap(source: str, target: str, found: _Findings) -> None:
+    if source == target:
+        found.warn("source and target are the same folder, so there is nothing to adapt to")
+    elif os.path.commonpath([source, target]) in (source, target):
+        found.warn(
+            "one of the two folders lies inside the other, so its images count for both; give each "
+            "domain a folder of its own"
         )
-    ]
 
 
-def _read(listing: Listing, config: DataConfig, progress: Progress | None) -> _Read:
-    readable: list[int] = []
-    digests = bytearray()
-    unreadable: list[tuple[str, str]] = list(listing.problems)
-    empty: list[str] = []
+def _read(which: str, listing: Listing | None, config: DataConfig, progress: Progress) -> _Domain:
+    if listing is None or not listing.paths:
+        return _Domain(which, unreadable=[] if listing is None else listing.problems)
+    level = class_level(listing.paths)
+    paths: list[str] = []
+    digests: list[bytes] = []
+    unreadable, empty = list(listing.problems), []
     number = 0
-    if progress and listing.paths:
-        progress.start(f"reading {printable(listing.root.name)}", len(listing.paths))
+    progress.start(f"reading {printable(listing.root.name)}", len(listing.paths))
     try:
         with contextlib.closing(read_images(listing, _PROBE_SIZE, config)) as lots:
             for lot in lots:
                 for image in lot:
+                    path = listing.paths[number]
                     if image.pixels is not None and image.digest is not None:
-                        readable.append(number)
-                        digests += image.digest
+                        paths.append(path)
+                        digests.append(image.digest)
                     elif listing.sizes[number] == 0:
-                        empty.append(listing.paths[number])
+                        empty.append(path)
                     else:
-                        unreadable.append((listing.paths[number], image.reason))
+                        unreadable.append((path, image.reason))
                     number += 1
-                if progress:
-                    progress.advance(len(lot))
+                progress.advance(len(lot))
     finally:
-        if progress and listing.paths:
-            progress.finish()
-    return _Read(
-        listing=listing,
-        readable=np.array(readable, dtype=np.int64),
-        digests=np.frombuffer(bytes(digests), dtype=np.dtype((np.void, HASH_BYTES))),
-        unreadable=sorted(unreadable),
-        empty=empty,
-    )
+        progress.finish()
+    classes = [class_of(path, level) for path in paths] if which == "source" else []
+    return _Domain(which, paths, _as_hashes(b"".join(digests)), classes, sorted(unreadable), empty)
 
 
-def _classes(listing: Listing, findings: list[Finding]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    nothing = np.full(len(listing.paths), -1, dtype=np.int64)
-    if any(finding.text.startswith("source: ") for finding in findings):
-        return [], nothing
-    try:
-        return labels_of(listing)
-    except UserError as error:
-        findings.append(Finding("error", f"source: {error}"))
-        return [], nothing
+def _about_class_folders(listing: Listing, found: _Findings) -> None:
+    level = class_level(listing.paths)
+    if stray := [path for path in listing.paths if class_of(path, level) is None]:
+        text = f"images outside class folders are left out: {_some(stray)}"
+        found.warn(f"source: {text}; move each into a class folder")
+    used = {class_of(path, level) for path in listing.paths}
+    folders = [folder.split("/") for folder in listing.folders]
+    names = [parts[level] for parts in folders if len(parts) == level + 1]
+    if unused := [name for name in names if name not in used]:
+        text = f"folders without images are not classes: {name_some(unused)}"
+        found.warn(f"source: {text}; add images or remove them")
 
 
-def _source_counts(read: _Read, classes: list[str], labels: npt.NDArray[np.int64]) -> dict[str, int]:
-    of_readable = labels[read.readable]
-    counts = np.bincount(of_readable[of_readable >= 0], minlength=len(classes))
-    return {name: int(count) for name, count in zip(classes, counts, strict=True)}
-
-
-def _duplicates(read: _Read) -> list[list[str]]:
-    _, first, counts = np.unique(read.digests, return_index=True, return_counts=True)
-    if len(first) == len(read.digests):
-        return []
-    repeated = {read.digests[i].tobytes(): [] for i in first[counts > 1]}  # type: dict[bytes, list[str]]
-    for i, digest in zip(read.readable, read.digests, strict=True):
-        group = repeated.get(digest.tobytes())
-        if group is not None:
-            group.append(read.listing.paths[i])
-    return sorted(repeated.values())
-
-
-def _in_both(source: _Read, target: _Read) -> list[tuple[str, str]]:
-    _, in_source, in_target = np.intersect1d(source.digests, target.digests, return_indices=True)
-    return sorted(
-        (source.listing.paths[source.readable[i]], target.listing.paths[target.readable[j]])
-        for i, j in zip(in_source, in_target, strict=True)
-    )
-
-
-def _about_source(read: _Read, counts: dict[str, int]) -> list[Finding]:
-    if not counts:
-        return []
-    found: list[Finding] = []
-    level = class_level(read.listing.paths)
-    stray = [path for path in read.listing.paths if class_of(path, level) is None]
-    if stray:
-        text = f"source: {len(stray)} images lie in no class folder and are left out (such as {printable(stray[0])})"
-        found.append(Finding("warning", f"{text}; move them into one"))
-    bearing = {class_of(path, level) for path in read.listing.paths}
-    levels_up = [folder.split("/") for folder in read.listing.folders]
-    vacant = [parts[level] for parts in levels_up if len(parts) == level + 1 and parts[level] not in bearing]
-    vacant = [name for name in vacant if not (level == 0 and name.casefold() == "images")]
-    if vacant:
-        text = f"source: {len(vacant)} folders hold no images and are no classes ({name_some(vacant)})"
-        found.append(Finding("warning", f"{text}; add images or remove them"))
-    found += about_counts(counts)
-    found += about_names(list(counts))
-    return found
-
-
-def about_counts(counts: dict[str, int]) -> list[Finding]:
-    found: list[Finding] = []
-    gone = [name for name, count in counts.items() if count == 0]
-    single = [name for name, count in counts.items() if count == 1]
-    left = {name: count for name, count in counts.items() if count}
-    if len(left) < 2:
-        text = f"source: {len(left)} of {len(counts)} classes have a readable image; adaptation needs two or more"
-        return [Finding("error", text)]
-    if gone:
-        text = f"source: {len(gone)} classes have no readable image and are left out ({name_some(gone)})"
-        found.append(Finding("warning", text))
-    if single:
-        text = f"source: {len(single)} classes have one image only ({name_some(single)}); add images if you can"
-        found.append(Finding("warning", text))
-    most, least = max(left, key=left.__getitem__), min(left, key=left.__getitem__)
-    if left[most] / left[least] > IMBALANCE:
-        found.append(
-            Finding(
-                "warning",
-                f"source: the classes are out of balance: {printable(most)} has {left[most]} images, "
-                f"{printable(least)} has {left[least]}; batches are drawn balanced, so the few are seen over and over",
-            )
-        )
-    return found
-
-
-def about_names(classes: list[str]) -> list[Finding]:
-    alike: dict[str, list[str]] = {}
-    for name in classes:
-        alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
-    return [
-        Finding(
-            "warning",
-            f"source: {', '.join(map(repr, map(printable, names)))} are different classes whose names differ only in "
-            "upper and lower case or in how an accent is written; merge the folders if they mean the same",
-        )
-        for names in alike.values()
-        if len(names) > 1
-    ]
-
-
-def _about_target(read: _Read, classes: list[str]) -> list[Finding]:
-    listing = read.listing
+def _about_target(listing: Listing, paths: list[str], classes: list[str], found: _Findings) -> None:
     if not listing.paths:
-        return [Finding("error", f"target: {no_images_in(listing)}")] if listing.root.is_dir() else []
-    if not len(read.readable):
-        return [Finding("error", f"target: none of its {len(listing.paths)} image files can be read")]
-    if not classes:
-        return []
-    if folder_labels(read.paths, classes) is not None:
-        text = "target: every image lies in a folder named like a source class; accuracy is measured by them after training"
-        return [Finding("note", f"{text}, which never sees them")]
-    domains = _domains_above(read.paths, set(classes))
-    if domains:
-        return [
-            Finding(
-                "warning",
-                f"target: the class folders lie one level further down, in {name_some(domains)}; "
-                f"did you mean {printable(str(listing.root / domains[0]))}?",
-            )
-        ]
-    return []
+        found.error(f"target: {no_images_in(listing)}")
+    elif not paths:
+        found.error(f"target: none of its {len(listing.paths)} image files can be read")
+    elif classes and folder_labels(paths, classes) is not None:
+        found.note(f"target: every image lies in a folder named like a source class; {_MEASURED}")
+    elif classes and (domains := _domains_above(paths, set(classes))):
+        found.warn(
+            f"target: the class folders lie one level further down, in {name_some(domains)}; "
+            f"did you mean {printable(str(listing.root / domains[0]))}?"
+        )
 
 
 def _domains_above(paths: list[str], classes: set[str]) -> list[str]:
-    """First-level folders that hold folders named like the source's classes; empty unless all do that hold images."""
+    """Return the first-level folders if each holds folders named like the source's classes."""
     named: Counter[str] = Counter()
     for path in paths:
         first, *rest = path.split("/")
@@ -331,35 +251,127 @@ def _domains_above(paths: list[str], classes: set[str]) -> list[str]:
     return sorted(named) if all(named.values()) else []
 
 
-def _about_files(which: str, read: _Read, groups: list[list[str]]) -> list[Finding]:
-    found: list[Finding] = []
-    if read.unreadable:
-        path, reason = read.unreadable[0]
-        text = f"{which}: {len(read.unreadable)} files or folders cannot be read and are left out"
-        found.append(Finding("warning", f"{text} (such as {printable(path)}: {reason})"))
-    if read.empty:
-        text = f"{which}: {len(read.empty)} files are empty (0 bytes) and are left out (such as {printable(read.empty[0])})"
-        found.append(Finding("warning", text))
-    if groups:
-        extra = sum(len(group) - 1 for group in groups)
-        shown = f"{printable(groups[0][0])} and {printable(groups[0][1])}"
-        text = (
-            f"{which}: {extra} files repeat the bytes of another (such as {shown}); they count as often as they occur"
+def _about_files(listing: Listing | None, domain: _Domain, found: _Findings) -> None:
+    if domain.unreadable:
+        path, reason = domain.unreadable[0]
+        text = f"{len(domain.unreadable)} (such as {printable(path)}: {reason})"
+        found.warn(f"{domain.which}: unreadable files and folders are left out: {text}")
+    if domain.empty:
+        found.warn(f"{domain.which}: empty files (0 bytes) are left out: {_some(domain.empty)}")
+    if listing is not None and listing.other_files:
+        text = f"files without an image suffix are ignored: {listing.other_files}"
+        found.note(f"{domain.which}: {text}")
+
+
+# --- files of features ----------------------------------------------------------------------------
+
+
+def _check_features(
+    source: Place, target: Place, found: _Findings
+) -> tuple[list[str], _Domain, _Domain]:
+    if (problem := only_one_is_a_file([source, target])) is not None:
+        found.error(problem)
+    source_rows: SourceFeatures | None = None
+    target_rows: TargetFeatures | None = None
+    with _faults(found, "source: "):
+        source_rows = open_source_features(source) if is_feature_file(source) else None
+    with _faults(found, "target: "):
+        target_rows = open_target_features(target) if is_feature_file(target) else None
+    if source_rows is not None and target_rows is not None:
+        with _faults(found):
+            check_comparable(source_rows, target_rows)
+        with _faults(found, "target: "):
+            if known_labels(target, target_rows.rows, source_rows.classes) is not None:
+                found.note(f"target: every row has the label of a source class; {_MEASURED}")
+    classes = [] if source_rows is None else source_rows.classes
+    return classes, _rows("source", source_rows), _rows("target", target_rows)
+
+
+@contextlib.contextmanager
+def _faults(found: _Findings, prefix: str = "") -> Iterator[None]:
+    """Turn a UserError raised inside into a finding."""
+    try:
+        yield
+    except UserError as error:
+        found.error(f"{prefix}{error}")
+
+
+def _rows(which: str, features: TargetFeatures | None) -> _Domain:
+    if features is None:
+        return _Domain(which)
+    hashes = _as_hashes(row_hashes(features.features)[features.rows].tobytes())
+    classes: list[str | None] = []
+    if isinstance(features, SourceFeatures):
+        classes = [features.classes[label] for label in features.labels]
+    return _Domain(which, features.paths, hashes, classes)
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def _some(paths: list[str]) -> str:
+    return f"{len(paths)} (such as {printable(paths[0])})"
+
+
+def _about_counts(counts: dict[str, int], found: _Findings) -> None:
+    readable = {name: count for name, count in counts.items() if count}
+    if len(readable) < 2:
+        text = f"{len(readable)} of {len(counts)}; adaptation needs at least two"
+        found.error(f"source: classes with a readable image: {text}")
+        return
+    if unreadable := [name for name, count in counts.items() if count == 0]:
+        text = f"classes without a readable image are left out: {name_some(unreadable)}"
+        found.warn(f"source: {text}")
+    if single := [name for name, count in counts.items() if count == 1]:
+        text = f"classes with only one image: {name_some(single)}"
+        found.warn(f"source: {text}; add images if you can")
+    most, least = max(readable, key=readable.__getitem__), min(readable, key=readable.__getitem__)
+    if readable[most] / readable[least] > IMBALANCE:
+        found.warn(
+            f"source: the classes are imbalanced: {printable(most)} has {readable[most]} images, "
+            f"{printable(least)} has {readable[least]}; batches draw classes equally often, so "
+            "images of small classes repeat often"
         )
-        found.append(Finding("warning", text))
-    if read.listing.other_files:
-        text = f"{which}: {read.listing.other_files} files have no image suffix and are passed over"
-        found.append(Finding("note", text))
-    return found
 
 
-def _about_two_classes(groups: list[list[str]], level: int) -> list[Finding]:
-    torn: list[tuple[str, str]] = []
-    for group in groups:
-        first = class_of(group[0], level)
-        torn += [(group[0], path) for path in group if class_of(path, level) != first][:1]
-    if not torn:
+def _about_names(classes: Iterable[str], found: _Findings) -> None:
+    groups: dict[str, list[str]] = {}
+    for name in classes:
+        groups.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+    for names in groups.values():
+        if len(names) > 1:
+            shown = ", ".join(repr(printable(name)) for name in names)
+            found.warn(
+                f"source: the names of the classes {shown} differ only in case or in how an accent "
+                "is written; merge the folders if they mean the same"
+            )
+
+
+def _duplicates(domain: _Domain, found: _Findings) -> list[list[str]]:
+    _, group_N, counts = np.unique(domain.hashes, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(group_N, kind="stable"), np.cumsum(counts)[:-1])
+    members = [group for group in members if len(group) > 1]
+    if not members:
         return []
-    shown = " and ".join(map(printable, torn[0]))
-    text = f"source: {len(torn)} images lie in more than one class (such as {shown}), so one of their labels is wrong"
-    return [Finding("warning", f"{text}; keep the right one")]
+    groups = sorted(sorted(domain.paths[i] for i in group) for group in members)
+    text = f"{sum(map(len, groups)) - len(groups)} (such as {name_some(groups[0])})"
+    found.warn(f"{domain.which}: repeated content: {text}; each copy counts")
+    classes = domain.classes or [None] * len(domain.paths)
+    if torn := [group for group in members if len({classes[i] for i in group}) > 1]:
+        text = f"{len(torn)} (such as {name_some([domain.paths[i] for i in torn[0]])})"
+        found.warn(f"{domain.which}: content in more than one class: {text}; keep the right one")
+    return groups
+
+
+def _in_both(source: _Domain, target: _Domain, found: _Findings) -> list[tuple[str, str]]:
+    _, in_source, in_target = np.intersect1d(source.hashes, target.hashes, return_indices=True)
+    pairs = sorted(
+        (source.paths[i], target.paths[j]) for i, j in zip(in_source, in_target, strict=True)
+    )
+    if pairs:
+        shown = " and ".join(map(printable, pairs[0]))
+        found.warn(
+            f"content in both source and target: {len(pairs)} (such as {shown}); remove it from "
+            "one side, or accuracy on the target will look too good"
+        )
+    return pairs

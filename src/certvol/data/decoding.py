@@ -1,12 +1,17 @@
-"""Image files into uint8 RGB pixels: every format, mode and orientation, or a reason why not."""
+"""Decode image files of every format, mode and orientation to uint8 RGB, or say why not."""
 
 import contextlib
+import errno
+import hashlib
 import io
 import logging
+import os
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,71 +20,83 @@ from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
-DECODER_VERSION = 1  # part of the key: raise it whenever the same file would decode to other pixels
-FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP", "GIF", "TIFF")  # no others: some of Pillow's start programs
-Image.init()  # all formats known from here on: on first use, in several threads, some would be missing
-_LARGE_PIXELS = 25_000_000
+from certvol.data.folders import ListedFile, reason_of
+from certvol.errors import RunFailed
 
-# Pillow logs oddities of TIFF files; without a handler of any kind Python would print them.
+DECODER_VERSION = 1  # part of cache keys: raise it when the same file would decode to other pixels
+HASH_BYTES = 16
+# No others: some of Pillow's formats start programs.
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP", "GIF", "TIFF")
+Image.init()  # register all formats now: doing so on first use misses some if threads race
+_LARGE_PIXELS = 25_000_000
+_EXIF_ORIENTATION = 0x0112
+
+Pixels = npt.NDArray[np.uint8]
+
+# Pillow logs oddities of TIFF files; Python prints them if there is no handler at all.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class UnreadableImage(Exception):
-    """An image that cannot be used; the text is a short reason. `lasting` is False where the file may be readable later."""
+    """An image that cannot be used, with a short reason. If not `lasting`, try again later."""
 
     def __init__(self, reason: str, lasting: bool = True) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.lasting = lasting
+        self.reason, self.lasting = reason, lasting
 
 
-class LargeImage(UnreadableImage):
-    """An image that `decode` was told to leave alone because of the memory it takes."""
+class LargeImage(Exception):
+    """An image that needs too much memory to be decoded beside others."""
 
 
 @dataclass(frozen=True)
 class ReadImage:
-    """One file: `pixels` of a readable image, else the reason why not. `digest` is of the file's bytes, where they were read."""
+    """One file: the pixels of a readable image, or the reason why there are none.
+
+    `digest` is a hash of the file's bytes, or None if they could not be read.
+    """
 
     digest: bytes | None
-    pixels: npt.NDArray[np.uint8] | None
+    pixels: Pixels | None
     reason: str = ""
     lasting: bool = True
 
 
 class _PillowSettings:
-    """Pillow's warnings off and its own size limit not below ours, while any thread decodes.
+    """Turn off Pillow's warnings, and raise its size limit to ours, while any thread decodes.
 
-    Both are settings of the whole process, and `warnings.catch_warnings` is not made for threads: so they are changed by
-    the first thread to come and restored by the last to leave."""
+    Both are settings of the whole process, and `warnings.catch_warnings` is not thread-safe. So the
+    first thread to enter changes them and the last one to leave restores them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._stack = contextlib.ExitStack()
+        self._restore = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def __call__(self, max_megapixels: float) -> Iterator[None]:
         with self._lock:
+            limit = Image.MAX_IMAGE_PIXELS
             if self._inside == 0:
-                self._stack.enter_context(warnings.catch_warnings())
+                self._restore.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", module=r"PIL\.")
-                self._stack.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+                self._restore.callback(setattr, Image, "MAX_IMAGE_PIXELS", limit)
             self._inside += 1
-            if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses above twice its limit
-                Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, int(max_megapixels * 1e6 / 2) + 1)
+            if limit is not None:  # Pillow refuses images above twice its limit
+                Image.MAX_IMAGE_PIXELS = max(limit, int(max_megapixels * 1e6 / 2) + 1)
         try:
             yield
         finally:
             with self._lock:
                 self._inside -= 1
                 if self._inside == 0:
-                    self._stack.close()
+                    self._restore.close()
 
 
 pillow_settings = _PillowSettings()
-one_large_at_a_time = threading.RLock()  # else memory would be threads x the largest image
-_one_thread_per_image = [threading.Lock() for _ in range(64)]  # an image opened by Pillow can only be loaded by one
+one_large_at_a_time = threading.RLock()  # bounds memory: not every thread decodes a large image
+_image_locks = [threading.Lock() for _ in range(64)]  # Pillow loads an image in one thread only
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -92,37 +109,85 @@ _UPRIGHT = {
 }
 
 
-def decode(raw: bytes, size: int | None, max_megapixels: float, take_large: bool = True) -> npt.NDArray[np.uint8]:
-    """RGB pixels of an image file, upright, the first frame, squashed to size x size (None: as they are).
+def read_image(
+    file: ListedFile, size: int, max_megapixels: float, take_large: bool = True
+) -> ReadImage:
+    """Read and decode a listed file. See `decode` for `take_large`."""
+    digest = None
+    try:
+        raw = read_listed(file, max_megapixels)
+        digest = hashlib.blake2b(raw, digest_size=HASH_BYTES).digest()
+        return ReadImage(digest, decode(raw, size, max_megapixels, take_large))
+    except UnreadableImage as error:
+        return ReadImage(digest, None, error.reason, error.lasting)
 
-    Transparency is laid on white. Whatever is wrong with the bytes is an UnreadableImage. Large images are decoded one at a
-    time in this process; where others decode beside it, `take_large=False` makes them a LargeImage instead."""
+
+def read_listed(file: ListedFile, max_megapixels: float) -> bytes:
+    """Read a file that must not have changed since it was listed: cache keys rely on it."""
+    raw, status = read_file(Path(file.path), max_megapixels)
+    if (status.st_size, status.st_mtime_ns) != file[1:] or len(raw) != status.st_size:
+        raise UnreadableImage("changed while being read", lasting=False)
+    return raw
+
+
+def read_file(path: Path, max_megapixels: float) -> tuple[bytes, os.stat_result]:
+    """Return an image file's bytes, and its status after reading; else raise UnreadableImage."""
+    most = int(max_megapixels * 8e6) + (64 << 20)  # uncompressed 16-bit RGBA, and metadata
+    try:
+        # Non-blocking: a file that has become a named pipe since it was listed must not hang us.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode):
+                raise UnreadableImage("not a file any more", lasting=False)
+            if before.st_size > most:
+                size = f"{before.st_size / 1e9:.1f} GB"
+                raise UnreadableImage(f"a file of {size}, too large for an image")
+            return file.read(before.st_size + 1), os.fstat(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise RunFailed(
+                "too many open files; raise the limit (ulimit -n) or lower data.workers"
+            ) from None
+        raise UnreadableImage(f"cannot be read: {reason_of(error)}", lasting=False) from None
+    except MemoryError:
+        raise UnreadableImage("too little memory to read it") from None
+
+
+def decode(raw: bytes, size: int | None, max_megapixels: float, take_large: bool = True) -> Pixels:
+    """Decode an image file to RGB pixels: upright, first frame, squashed to size x size if given.
+
+    Transparent parts become white. Raise UnreadableImage for whatever is wrong with the bytes. This
+    process decodes large images one at a time; a worker that cannot know what others do says
+    `take_large=False` and gets a LargeImage error instead.
+    """
     if not raw:
         raise UnreadableImage("empty file (0 bytes)")
-    with _faults_as_reasons(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+    with _opened(raw, max_megapixels) as image:
         return _pixels(image, size, max_megapixels, take_large)
 
 
 def upright_size(raw: bytes, max_megapixels: float) -> tuple[int, int]:
-    """Width and height of the image as `decode` gives it without a size, from the file's head alone."""
-    with _faults_as_reasons(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-        lies = _orientation(image) in (5, 6, 7, 8)
-        return (image.height, image.width) if lies else (image.width, image.height)
+    """Return the width and height of a full `decode`, from the head of the file alone."""
+    with _opened(raw, max_megapixels) as image:
+        is_turned = _orientation(image) in (5, 6, 7, 8)
+        return (image.height, image.width) if is_turned else (image.width, image.height)
 
 
-def square(image: Image.Image, size: int, max_megapixels: float) -> npt.NDArray[np.uint8]:
-    """What `decode` gives for the file that an image was opened from; of several frames, the one it stands at.
+def square(image: Image.Image, size: int, max_megapixels: float) -> Pixels:
+    """Decode an open image, at the frame it stands at, as `decode` does for its file.
 
-    The image keeps its size. A JPEG whose pixels were loaded before is squashed from all of them: near to `decode`, which
-    lets large ones be decoded at a reduced size, but not the same."""
-    with _one_thread_per_image[id(image) // 16 % len(_one_thread_per_image)], _faults_as_reasons(max_megapixels):
-        return _pixels(_to_be_loaded(image), size, max_megapixels)
+    The image keeps its size. A JPEG whose pixels are loaded already differs a little: `decode` lets
+    a large one be decoded at a reduced size.
+    """
+    with _image_locks[id(image) // 16 % len(_image_locks)], _explained(max_megapixels):
+        return _pixels(_reopened(image), size, max_megapixels)
 
 
-def _to_be_loaded(image: Image.Image) -> Image.Image:
-    """The image, or a JPEG once more from its file: decoded at a reduced size, the given one would stay small for the caller."""
+def _reopened(image: Image.Image) -> Image.Image:
+    """Open an unloaded JPEG again: decoding at a reduced size would shrink the caller's image."""
     if not isinstance(image, ImageFile) or not image.tile:
-        return image  # has its pixels
+        return image  # its pixels are loaded
     if image.fp is None:
         raise UnreadableImage("its file was closed before its pixels were loaded")
     if not isinstance(image, JpegImageFile):
@@ -133,16 +198,24 @@ def _to_be_loaded(image: Image.Image) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _faults_as_reasons(max_megapixels: float) -> Iterator[None]:
+def _opened(raw: bytes, max_megapixels: float) -> Iterator[Image.Image]:
+    with _explained(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+        yield image
+
+
+@contextlib.contextmanager
+def _explained(max_megapixels: float) -> Iterator[None]:
+    """Turn every error of Pillow into an UnreadableImage with a short reason."""
     try:
         with pillow_settings(max_megapixels):
             yield
-    except UnreadableImage:
+    except (UnreadableImage, LargeImage):
         raise
     except UnidentifiedImageError:
         raise UnreadableImage("not an image (JPEG, PNG, BMP, WebP, GIF or TIFF)") from None
     except Image.DecompressionBombError:
-        raise UnreadableImage(f"too many pixels (data.max_megapixels is {max_megapixels:g})") from None
+        limit = f"data.max_megapixels is {max_megapixels:g}"
+        raise UnreadableImage(f"too many pixels ({limit})") from None
     except MemoryError:
         raise UnreadableImage("too little memory to decode it") from None
     except Exception as error:  # Pillow raises nearly every kind of error for broken files
@@ -151,58 +224,62 @@ def _faults_as_reasons(max_megapixels: float) -> Iterator[None]:
 
 def _pixels(
     image: Image.Image, size: int | None, max_megapixels: float, take_large: bool = True
-) -> npt.NDArray[np.uint8]:
+) -> Pixels:
     count = image.width * image.height
     if count > max_megapixels * 1e6:
-        raise UnreadableImage(f"{count / 1e6:.0f} megapixels (data.max_megapixels is {max_megapixels:g})")
+        limit = f"data.max_megapixels is {max_megapixels:g}"
+        raise UnreadableImage(f"{count / 1e6:.0f} megapixels ({limit})")
     if size is not None:
-        image.draft(None, (2 * size, 2 * size))  # a JPEG decodes straight to a half, quarter or eighth
-    large = image.width * image.height > _LARGE_PIXELS
-    if large and not take_large:
-        raise LargeImage("too large to be decoded beside others", lasting=False)
-    with one_large_at_a_time if large else contextlib.nullcontext():
+        image.draft(None, (2 * size, 2 * size))  # decode a JPEG at a half, quarter or eighth
+    is_large = image.width * image.height > _LARGE_PIXELS
+    if is_large and not take_large:
+        raise LargeImage
+    with one_large_at_a_time if is_large else contextlib.nullcontext():
         image.load()
         upright = _UPRIGHT.get(_orientation(image))
         small: Image.Image = _eight_bit_rgb_or_grey(image)
         if size is not None and small.size != (size, size):
             small = small.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
-        if upright is not None:  # after the squash to a square, where it costs little and gives the same
+        if upright is not None:  # after the squash to a square: cheaper, with the same result
             small = small.transpose(upright)
         return np.array(small if small.mode == "RGB" else small.convert("RGB"), dtype=np.uint8)
 
 
 def _orientation(image: Image.Image) -> int:
     try:
-        return int(image.getexif().get(0x0112, 1))
+        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
     except Exception:  # broken EXIF data is no reason to lose the image
         return 1
 
 
 def _eight_bit_rgb_or_grey(image: Image.Image) -> Image.Image:
-    if image.mode in ("RGB", "L") and "transparency" not in image.info:
+    is_transparent = "transparency" in image.info
+    if image.mode in ("RGB", "L") and not is_transparent:
         return image
     if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_to_eight_bit(np.asarray(image), is_16_bit=image.mode != "I" or image.format == "PNG"))
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        is_16_bit = image.mode != "I" or image.format == "PNG"
+        return Image.fromarray(_to_eight_bit(np.asarray(image), is_16_bit))
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or is_transparent:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, colours).convert("RGB")
     return image.convert("RGB")  # 1, P, CMYK, YCbCr, HSV
 
 
-def _to_eight_bit(values: npt.NDArray[Any], is_16_bit: bool) -> npt.NDArray[np.uint8]:
-    """16-bit values lose their low byte, as Pillow does for 16-bit RGB. Other ranges are not in the file: they are judged
-    by the values, 0..1, 0..255 or 0..65535, else from the least to the greatest."""
-    if values.dtype.kind == "f":
-        values = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-        low, high = float(values.min()), float(values.max())
-        full = next((top for top in (1.0, 255.0, 65535.0) if low >= 0 and high <= top), None)
-    else:
-        values = values.astype(np.int64)
-        low, high = float(values.min()), float(values.max())
-        if is_16_bit and low >= 0 and high <= 65535:
-            return (values >> 8).astype(np.uint8)
-        full = next((top for top in (255.0, 65535.0) if low >= 0 and high <= top), None)
+def _to_eight_bit(values: npt.NDArray[Any], is_16_bit: bool) -> Pixels:
+    """Scale wide grey values. 16-bit values lose their low byte, as Pillow does for 16-bit RGB.
+
+    The file does not name other ranges, so the values decide: 0..1 (floats), 0..255 or 0..65535,
+    else from the smallest to the largest.
+    """
+    is_float = values.dtype.kind == "f"
+    values = values.astype(np.float64 if is_float else np.int64)
+    values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    if is_16_bit and not is_float and low >= 0 and high <= 65535:
+        return (values >> 8).astype(np.uint8)
+    ranges = (1.0, 255.0, 65535.0) if is_float else (255.0, 65535.0)
+    full = next((top for top in ranges if low >= 0 and high <= top), None)
     if full is None:
         values, full = values - low, max(high - low, 1e-12)
     return np.rint(values * (255.0 / full)).clip(0, 255).astype(np.uint8)

@@ -1,65 +1,71 @@
-"""Which images a folder holds and which classes its sub-folders name. No image is opened here."""
+"""The images of a folder, and the classes that its sub-folders name. No image is opened here."""
 
 import heapq
 import os
 import stat
 import unicodedata
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from certvol.errors import UserError
 
-IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "apng", "bmp", "dib", "webp", "gif", "tif", "tiff"})
-_PASSED_OVER = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
-_SPECIAL = (
-    (stat.S_ISFIFO, "a named pipe, not a file"),
-    (stat.S_ISSOCK, "a socket, not a file"),
-    (stat.S_ISCHR, "a device, not a file"),
-    (stat.S_ISBLK, "a device, not a file"),
+IMAGE_SUFFIXES = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "bmp", "dib", "webp", "gif", "tif", "tiff"}
 )
+_IGNORED = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
+
+
+class ListedFile(NamedTuple):
+    """An image file, with the size and the time (ns) that it had when it was listed."""
+
+    path: str
+    size: int
+    mtime_ns: int
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The image files below a folder. Paths are relative, `/`-separated and sorted; the arrays go with them."""
+    """The image files below a folder: relative paths with `/`, sorted, and an entry for each."""
 
     root: Path
     paths: list[str]
     sizes: npt.NDArray[np.int64]
     mtimes_ns: npt.NDArray[np.int64]
     problems: list[tuple[str, str]]
-    """(relative path, reason) of entries that had to be passed over."""
+    """(relative path, reason) of entries that could not be listed."""
     other_files: int
-    """Files whose name has no image suffix."""
+    """The number of files whose name has no image suffix."""
     folders: list[str]
-    """Folders one and two levels down, with or without images: what tells an empty class folder."""
+    """Folders one and two levels down, with or without images; they reveal empty class folders."""
+
+    def file(self, number: int) -> ListedFile:
+        path = str(self.root / self.paths[number])
+        return ListedFile(path, int(self.sizes[number]), int(self.mtimes_ns[number]))
 
 
 class _Walk:
-    """Collects a listing. Every real folder is read once: that ends loops, and links that multiply."""
+    """Walk a folder. Every real folder is read once, so loops end and links do not multiply."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.paths: list[str] = []
-        self.sizes = array("q")
-        self.mtimes_ns = array("q")
+        self.files: list[ListedFile] = []
         self.problems: list[tuple[str, str]] = []
         self.other_files = 0
         self.folders: list[str] = []
-        self._real: list[str] = []
-        self._links: list[str] = []  # read after all real folders, so that a real one is never hidden by a link to it
-        self._seen: set[tuple[int, int]] = set()
-        self._above = {_identity(parent.stat()) for parent in root.resolve().parents}
+        # (is a link, folder) in a heap: links come last, so that none hides the real folder.
+        self._waiting: list[tuple[bool, str]] = []
+        above = "a link to a folder that this folder lies in"
+        self._why_not = {_identity(parent.stat()): above for parent in root.resolve().parents}
 
     def run(self) -> None:
         self._read("")
-        while self._real or self._links:
-            folder = self._real.pop() if self._real else heapq.heappop(self._links)
+        while self._waiting:
+            _, folder = heapq.heappop(self._waiting)
             try:
                 self._read(folder)
             except OSError as error:
@@ -68,44 +74,40 @@ class _Walk:
     def _read(self, folder: str) -> None:
         place = self.root / folder
         identity = _identity(place.stat())
-        if identity in self._seen:
-            self.problems.append((folder, "a link to a folder that is read already (a loop, or a second way to it)"))
+        if identity in self._why_not:
+            self.problems.append((folder, self._why_not[identity]))
             return
-        if identity in self._above:
-            self.problems.append((folder, "a link to a folder that this folder lies in"))
-            return
-        self._seen.add(identity)
+        self._why_not[identity] = (
+            "a link to a folder that is read already (a loop, or a second way)"
+        )
         prefix = f"{folder}/" if folder else ""
         with os.scandir(place) as entries:
             for entry in entries:
-                name = entry.name
-                if name[0] != "." and name not in _PASSED_OVER:
-                    self._take(entry, prefix + name)
+                if entry.name[0] != "." and entry.name not in _IGNORED:
+                    self._add(entry, prefix + entry.name)
 
-    def _take(self, entry: os.DirEntry[str], path: str) -> None:
+    def _add(self, entry: os.DirEntry[str], path: str) -> None:
         try:
             if entry.is_dir():
                 if path.count("/") < 2:
                     self.folders.append(path)
-                if entry.is_symlink():
-                    heapq.heappush(self._links, path)
-                else:
-                    self._real.append(path)
+                heapq.heappush(self._waiting, (entry.is_symlink(), path))
             elif not entry.is_file():
-                self.problems.append((path, _why_no_file(entry)))
-            elif not has_image_suffix(entry.name):
-                self.other_files += 1
-            else:
+                reason = "a pipe, socket or device, not a file"
+                if entry.is_symlink() and not (self.root / path).exists():
+                    reason = "a broken link: its target does not exist"
+                self.problems.append((path, reason))
+            elif has_image_suffix(entry.name):
                 status = entry.stat()
-                self.paths.append(path)
-                self.sizes.append(status.st_size)
-                self.mtimes_ns.append(status.st_mtime_ns)
-        except OSError as error:  # vanished since, a link to itself, a network place that does not answer
+                self.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
+            else:
+                self.other_files += 1
+        except OSError as error:  # vanished, a link to itself, a network drive that does not answer
             self.problems.append((path, f"cannot be read: {reason_of(error)}"))
 
 
 def scan(root: str | Path) -> Listing:
-    """Lists the images below `root`. Raises UserError only where `root` itself is at fault."""
+    """List the images below `root`. Raise UserError only if `root` itself cannot be read."""
     place = Path(root).absolute()
     shown = printable(str(root))
     try:
@@ -114,16 +116,15 @@ def scan(root: str | Path) -> Listing:
         walk = _Walk(place)
         walk.run()
     except FileNotFoundError:
-        raise UserError(f"there is no folder {shown}") from None
+        raise UserError(f"there is no folder {shown}; check the path") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
         raise UserError(f"cannot read the folder {shown}: {reason_of(error)}") from None
-    order = sorted(range(len(walk.paths)), key=walk.paths.__getitem__)
-    index = np.array(order, dtype=np.int64)
+    files = sorted(walk.files)
     return Listing(
         root=place,
-        paths=[walk.paths[i] for i in order],
-        sizes=np.array(walk.sizes, dtype=np.int64)[index],
-        mtimes_ns=np.array(walk.mtimes_ns, dtype=np.int64)[index],
+        paths=[file.path for file in files],
+        sizes=np.array([file.size for file in files], dtype=np.int64),
+        mtimes_ns=np.array([file.mtime_ns for file in files], dtype=np.int64),
         problems=sorted(walk.problems),
         other_files=walk.other_files,
         folders=sorted(walk.folders),
@@ -136,33 +137,33 @@ def has_image_suffix(name: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """A path or name fit for one line of a message: control characters and bytes that are no UTF-8 are escaped."""
+    """Escape control characters and invalid UTF-8, so that a name fits in one line of a message."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def reason_of(error: Exception) -> str:
-    """The system's own words for what went wrong, without the path and the number."""
+    """Return the system's own words for what went wrong, without the path and the number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror[:1].lower() + error.strerror[1:]
     return str(error) or type(error).__name__
 
 
 def class_level(paths: Sequence[str]) -> int:
-    """How many folders lie above the class folders: 1 below a single folder `images`, else 0."""
+    """Return the depth of the class folders: 1 below a single folder `images`, else 0."""
     folders = {path.partition("/")[0] for path in paths if "/" in path}
     below_images = len(folders) == 1 and folders.pop().casefold() == "images"
     return int(below_images and any(path.count("/") >= 2 for path in paths))
 
 
 def class_of(path: str, level: int = 0) -> str | None:
-    """The class folder of an image; None where it lies above all class folders."""
+    """Return the class folder of an image; None if the image lies above all class folders."""
     parts = path.split("/", level + 1)
     return parts[level] if len(parts) > level + 1 else None
 
 
 def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Sorted class names and a label per path; -1 for a stray image that lies beside the class folders."""
+    """Return sorted class names, and a label per path: -1 for an image beside the class folders."""
     root = printable(str(listing.root))
     if not listing.paths:
         raise UserError(no_images_in(listing))
@@ -171,30 +172,31 @@ def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
     classes = sorted({name for name in names if name is not None})
     if not classes:
         raise UserError(
-            f"the {len(names)} images of {root} lie in no class folders; the source needs one sub-folder per class, "
-            f"so arrange them as {root}/<class>/<image>, or pass the folder that holds the class folders"
+            f"the {len(names)} images of {root} lie in no class folders; arrange the source as "
+            f"{root}/<class>/<image>, or pass the folder that holds the class folders"
         )
-    better = _right_level(listing.paths)
-    if better:
-        shown = name_some(classes)
+    if better := _folder_of_classes(listing.paths):
         raise UserError(
-            f"the folders in {root} ({shown}) hold only folders, so they look like domains, not classes; "
-            f"did you mean {root}/{printable(better)}?"
+            f"the folders in {root} ({name_some(classes)}) hold only folders, so they look like "
+            f"domains, not classes; did you mean {root}/{printable(better)}?"
         )
     if len(classes) < 2:
         raise UserError(
-            f"{root} holds one class only ({printable(classes[0])}); adaptation needs at least two class folders with images"
+            f"{root} holds one class only ({printable(classes[0])}); adaptation needs at least two "
+            "class folders with images"
         )
     number = {name: i for i, name in enumerate(classes)}
-    labels = np.fromiter((-1 if name is None else number[name] for name in names), dtype=np.int64, count=len(names))
-    return classes, labels
+    return classes, np.array([number.get(name or "", -1) for name in names], dtype=np.int64)
 
 
 def no_images_in(listing: Listing) -> str:
+    """Write the message for a folder without images."""
     found = f"found {listing.other_files} other files" if listing.other_files else "found no files"
     if listing.problems:
         path, reason = listing.problems[0]
-        found += f" and {len(listing.problems)} entries that could not be read, such as {printable(path)}: {reason}"
+        found += (
+            f" and {len(listing.problems)} unreadable entries, such as {printable(path)}: {reason}"
+        )
     return (
         f"{printable(str(listing.root))} holds no images ({found}); "
         "expected files named .jpg, .jpeg, .png, .bmp, .webp, .gif, .tif or .tiff"
@@ -206,64 +208,54 @@ def name_some(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown}, ... {len(names)} in all"
 
 
-def _right_level(paths: Sequence[str]) -> str:
-    """The sub-folder that holds class folders where `paths` start too high up; empty where they start right."""
+def _folder_of_classes(paths: Sequence[str]) -> str:
+    """Find the sub-folder that holds class folders; empty if `paths` start at the right level."""
     steps: list[str] = []
     while True:
         level = class_level(paths)
-        inside = [path.partition("/")[2] for path in paths if "/" in path] if level else list(paths)
+        inside = [path.partition("/")[2] for path in paths if "/" in path] if level else paths
         if not _holds_domains(inside):
             return "/".join(steps)
         first = min(path for path in inside if "/" in path).partition("/")[0]
-        steps += (["images"] if level else []) + [first]
+        steps += ["images", first] if level else [first]
         paths = [path[len(first) + 1 :] for path in inside if path.startswith(f"{first}/")]
 
 
 def _holds_domains(paths: Iterable[str]) -> bool:
-    """True for <domain>/<class>/<image>, also with `images` between: no first-level folder holds an image itself.
+    """Return True for <domain>/<class>/<image>, also with `images` between, and no image higher up.
 
-    <class>/images/<image> and <class>/<one folder>/<image> are class folders: a domain has two classes or more."""
+    A domain has two classes or more: <class>/images/<image> and <class>/<one folder>/<image> are
+    class folders.
+    """
     inside: dict[str, set[str]] = {}
     for path in paths:
         first, *rest = path.split("/")
-        if not rest:
-            continue
         if len(rest) > 1 and rest[0].casefold() == "images":
             rest = rest[1:]
         if len(rest) == 1:
             return False
-        inside.setdefault(first, set()).add(rest[0])
+        if rest:
+            inside.setdefault(first, set()).add(rest[0])
     return any(len(folders) > 1 for folders in inside.values())
 
 
 def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64] | None:
-    """For evaluation only: the label of each path by the class-named folder it lies in; None unless every path does.
+    """Label each path by its class-named folder, for evaluation; None unless every path has one.
 
-    Names are compared as written, then by their composed Unicode form, as file systems differ in it."""
-    exact = {name: i for i, name in enumerate(classes)}
-    composed = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
+    Names that differ only in their Unicode form are the same: file systems differ in it.
+    """
+    number = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
+    number |= {name: i for i, name in enumerate(classes)}
     level = 0 if any(name.casefold() == "images" for name in classes) else class_level(paths)
-    labels = np.empty(len(paths), dtype=np.int64)
-    for i, path in enumerate(paths):
-        name = class_of(path, level)
-        if name is None:
-            return None
-        label = exact.get(name)
-        if label is None:
-            label = composed.get(unicodedata.normalize("NFC", name))
+    labels: list[int] = []
+    for path in paths:
+        name = class_of(path, level) or ""
+        label = number.get(name, number.get(unicodedata.normalize("NFC", name)))
         if label is None:
             return None
-        labels[i] = label
-    return labels if paths else None
+        labels.append(label)
+    return np.array(labels, dtype=np.int64) if paths else None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _why_no_file(entry: os.DirEntry[str]) -> str:
-    try:
-        mode = entry.stat().st_mode
-    except FileNotFoundError:
-        return "a broken link: what it points to does not exist"
-    return next((words for is_kind, words in _SPECIAL if is_kind(mode)), "not a file")

@@ -3,12 +3,14 @@
 import importlib
 import pkgutil
 
-from certvol.methods.protocol import AdaptationMethod
+from certvol.methods._base import AdaptationMethod
 
 
 def discover() -> dict[str, type[AdaptationMethod]]:
     """Every module of this folder but the protocol holds a class `Method`."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "protocol")
+    names = sorted(
+        module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+    )
     return {name: importlib.import_module(f"{__name__}.{name}").Method for name in names}
 
 

@@ -1,9 +1,9 @@
-"""The paper's baseline: cross-entropy on the same batches of source labels and target pseudo-labels, without CVP's losses."""
+"""The paper's baseline: cross-entropy on source labels and pseudo-labels, on CVP's batches."""
 
 from torch import Tensor
 
-from certvol.losses import cross_entropy
-from certvol.methods.protocol import AdaptationMethod, Batch
+from certvol.methods._base import AdaptationMethod, Batch
+from certvol.methods._losses import cross_entropy
 
 
 class Method(AdaptationMethod):
@@ -11,5 +11,5 @@ class Method(AdaptationMethod):
     uses_split = False
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        logits_NC = self.network.classifier(self.network.features(batch.images_NCHW))
+        logits_NC = self.network.classifier(self.network.features(batch.inputs))
         return {"ce": cross_entropy(logits_NC, batch.labels_N).mean()}

@@ -1,12 +1,14 @@
 """GTDA+LR: domain adaptation as a game on a graph (arXiv 1905.02036).
 
-Implemented: on fixed features (of pretrained weights, or else those that pretraining has made):
-source and target features are the nodes of a graph with weights exp(-d^2 / (s_i s_j)); every node plays a mixed
-strategy over the classes, the source its label, the target at first the posterior of a logistic regression on the source; the
-target's strategies replicate by their neighbours' payoffs until they settle.
-Our choices, as the abstract leaves them open: features standardised in each domain; a node's scale s is the distance to its
-seventh neighbour; edges to the 20 nearest nodes. A new image, which is no node, moves once from its posterior against its settled
-neighbours; one that is a node (all target images of the run) has the node's strategy.
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
+source and target features are the nodes of a graph with weights exp(-d^2 / (s_i s_j)). Every node
+plays a mixed strategy over the classes: a source node its label, a target node at first the
+posterior of a logistic regression on the source. The target's strategies replicate by their
+neighbours' payoffs until they settle.
+Our choices, which the abstract leaves open: features are standardised in each domain; a node's
+scale s is the distance to its seventh neighbour; edges lead to the 20 nearest nodes. A new image
+moves once from its posterior against its settled neighbours; an image that is a node (all target
+images of the run) has the node's strategy.
 """
 
 from dataclasses import dataclass
@@ -14,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from certvol.alignment import gtda, gtda_strategies, logistic_regression
-from certvol.bounds import bounded
-from certvol.closed_form import ClosedFormMethod
+from certvol.methods._alignment import Game, gtda, gtda_strategies, logistic_regression
+from certvol.methods._closed_form import ClosedFormMethod
+from certvol.settings import setting
 
 
 class Method(ClosedFormMethod):
@@ -30,27 +32,22 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        neighbours: int = bounded(20, above=0)
-        rounds: int = bounded(200, above=0)
-        strength: float = bounded(1.0, above=0)  # of the data against the penalty of the logistic regression
+        neighbours: int = setting(20, above=0, help="Neighbours of each row in the graph.")
+        rounds: int = setting(200, above=0, help="Largest number of iterations.")
+        strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
         source, target = self.keep_standardised(source_SD, target_TD)
-        labels, classes = labels_S.numpy(), self.network.num_classes
-        weight_CD, bias_C = logistic_regression(source, labels, classes, self.config.strength)
+        config, labels, classes = self.config, labels_S.numpy(), self.network.num_classes
+        weight_CD, bias_C = logistic_regression(source, labels, classes, config.strength)
         posterior_TC = torch.from_numpy(target @ weight_CD.T + bias_C).softmax(1).numpy()
-        game = gtda(source, labels, target, posterior_TC, self.config.neighbours, self.config.rounds)
-        self.keep(
-            weight_CD=weight_CD,
-            bias_C=bias_C,
-            nodes_MD=game.nodes_ND,
-            strategies_MC=game.strategies_NC,
-            scales_M=game.scales_N,
-        )
+        game = gtda(source, labels, target, posterior_TC, config.neighbours, config.rounds)
+        nodes, strategies, scales = (tensor.numpy() for tensor in game)
+        self.keep(weight_CD=weight_CD, bias_C=bias_C)
+        self.keep(nodes_MD=nodes, strategies_MC=strategies, scales_M=scales)
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
         start_NC = (rows_ND @ self.weight_CD.T + self.bias_C).softmax(1)
-        strategies_NC = gtda_strategies(
-            rows_ND, start_NC, self.nodes_MD, self.strategies_MC, self.scales_M, self.config.neighbours
-        )
+        game = Game(self.nodes_MD, self.strategies_MC, self.scales_M)
+        strategies_NC = gtda_strategies(rows_ND, start_NC, game, self.config.neighbours)
         return strategies_NC.clamp_min(1e-12).log()

@@ -1,13 +1,14 @@
-"""JDA: joint distribution adaptation (Long, Wang, Ding, Sun and Yu, ICCV 2013), with the linear kernel.
+"""JDA: joint distribution adaptation (Long, Wang, Ding, Sun and Yu, ICCV 2013), linear kernel.
 
-Implemented: on fixed features (of pretrained weights, or else those that pretraining has made):
-rows of unit length; the projection in which the means of the domains and, by pseudo-labels, of the classes agree
-while the variance is kept; ten rounds of it; the class of the nearest projected source row.
-Differences: the eigenproblem is solved at D dimensions by the closed inverse root of its low-rank side (equal results, see
-the tests); its vectors are scaled so that the projected variance is what the eigenvalue says, where the usual code has
-vectors of unit length (lengths differ by a few per cent, which the nearest neighbour of a few rows notices); rounds end early
-where no pseudo-label changes; a class without pseudo-labels counts for nothing in a round; logits are minus the squared
-distance to each class's nearest row, whose argmax is the nearest neighbour's class.
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
+rows of unit length; the projection in which the means of the domains and, by pseudo-labels, of the
+classes agree while the variance is kept; ten rounds of it; the class of the nearest projected
+source row.
+Deliberate differences: the eigenvectors are scaled so that the projected variance is what the
+eigenvalue says; the usual code scales them to unit length (lengths differ by a few per cent, which
+changes the nearest neighbour of a few rows). Rounds end early if no pseudo-label changes. A class
+without pseudo-labels counts for nothing in a round. Logits are minus the squared distance to each
+class's nearest row; their argmax is the nearest neighbour's class.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from certvol.alignment import jda, nearest_logits, unit_rows
-from certvol.bounds import bounded
-from certvol.closed_form import ClosedFormMethod
+from certvol.methods._alignment import JDA, nearest_logits, unit_rows
+from certvol.methods._closed_form import ClosedFormMethod
+from certvol.settings import setting
 
 
 class Method(ClosedFormMethod):
-    summary = "JDA on fixed features: a projection that aligns domains and classes; nearest neighbour"
+    summary = (
+        "JDA on fixed features: a projection that aligns domains and classes; nearest neighbour"
+    )
     arrays = ("projection_DK", "source_SK", "labels_S", "temperature")
     projection_DK: Tensor
     source_SK: Tensor
@@ -30,14 +33,15 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        components: int = bounded(100, above=0)  # K
-        ridge: float = bounded(1.0, above=0)  # lambda
-        rounds: int = bounded(10, above=0)
+        components: int = setting(100, above=0, help="K, the components that are kept.")
+        ridge: float = setting(1.0, above=0, help="Lambda, the regularisation.")
+        rounds: int = setting(10, above=0, help="Most rounds of projecting and relabelling.")
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        dim, classes, settings = source_SD.shape[1], self.network.num_classes, self.config
+        dim, config = source_SD.shape[1], self.config
         source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
-        found = jda(source, labels_S.numpy(), target, classes, settings.components, settings.ridge, settings.rounds)
+        jda = JDA(self.network.num_classes, config.components, config.ridge, config.rounds)
+        found = jda.fit(source, labels_S.numpy(), target)
         self.keep(
             mean_D=np.zeros(dim),
             scale_D=np.ones(dim),
@@ -48,5 +52,6 @@ class Method(ClosedFormMethod):
         )
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
-        projected_NK = unit_rows(unit_rows(rows_ND) @ self.projection_DK)
-        return nearest_logits(projected_NK, self.source_SK, self.labels_S, self.network.num_classes, self.temperature)
+        rows_NK = unit_rows(unit_rows(rows_ND) @ self.projection_DK)
+        classes = self.network.num_classes
+        return nearest_logits(rows_NK, self.source_SK, self.labels_S, classes, self.temperature)

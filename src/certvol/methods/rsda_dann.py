@@ -1,20 +1,24 @@
-"""RSDA-DANN (Gu, Sun and Xu, "Spherical Space Domain Adaptation with Robust Pseudo-label Loss", CVPR 2020), on DANN.
+"""RSDA-DANN (Gu, Sun and Xu, "Spherical Space Domain Adaptation with Robust Pseudo-label Loss",
+CVPR 2020), on DANN.
 
-Implemented: features on a sphere of radius `radius` behind a bottleneck, a spherical classifier in the place of the
-common one, a spherical domain discriminator behind gradient reversal. Adaptation is 1 + `rounds` trainings. The first
-minimises cross-entropy on the source + the adversarial loss. Each further one starts from the pretrained weights again,
-with pseudo-labels of the training before it and a weight g for each: the posterior, in a Gaussian-uniform mixture of
-the angles to the class's mean, that the image is no outlier; below 0.5 it is 0. It adds sum(g (1 - p_label)) / sum(g)
-on the target and `entropy_weight` * ramp * the entropy of its predictions, whose gradient leaves the classifier's
-weights alone.
-Deliberate differences: each training starts from this run's model after pretraining on the source (published: from
-ImageNet), and takes `training.cycles` with ramps and learning rate over them (published: 1001 to 5001 steps each), so
-that a run costs 1 + `rounds` times as much as others; labels come from the last model of a training (published code: from
-the best by target labels); the common optimiser, with one rate for all but the discriminator (published: ten times
+Implemented: features on a sphere of radius `radius` behind a bottleneck, a spherical classifier in
+place of the common one, a spherical domain discriminator behind gradient reversal. Adaptation is 1
++ `rounds` trainings. The first minimises cross-entropy on the source + the adversarial loss. Each
+further one starts from the pretrained weights again, with pseudo-labels of the training before it
+and a weight g for each: the posterior that the image is no outlier, in a Gaussian-uniform mixture
+of the angles to the class's mean; below 0.5 it is 0. It adds sum(g (1 - p_label)) / sum(g) on the
+target and `entropy_weight` * ramp * the entropy of its predictions, whose gradient leaves the
+classifier's weights alone.
+Deliberate differences: each training starts from this run's model after pretraining on the source
+(published: from ImageNet), and takes `training.cycles` with ramps and learning rate over them
+(published: 1001 to 5001 steps each), so a run costs 1 + `rounds` times as much as others. Labels
+come from the last model of a training (published code: from the best by target labels). The
+optimiser is the common one, with one rate for all but the discriminator (published: ten times
 higher for all but the backbone).
-Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some tasks.
-The mixture is the published one, the Gaussian's share at most 0.5. Of two published widths of the uniform it has that of its
-moments, 2 sqrt(3 (C2 - C1^2)), not 2 sqrt(3 C2 - C1^2). Fewer than three images of a class all count.
+Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some
+tasks. The mixture is the published one, the Gaussian's share at most 0.5. Of the two published
+widths of the uniform it uses that of its moments, 2 sqrt(3 (C2 - C1^2)), not 2 sqrt(3 C2 - C1^2).
+All images count if a class has fewer than three.
 """
 
 from dataclasses import dataclass
@@ -23,31 +27,31 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from certvol.bounds import bounded
-from certvol.clusters import class_sums, gaussian_uniform_posterior
-from certvol.losses import domain_confusion, entropy, mean_cross_entropy, mean_or_zero, ramp
-from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
-from certvol.nn.adversary import reverse_gradient
+from certvol.methods._adversary import reverse_gradient
+from certvol.methods._base import AdaptationMethod, Batch, Labelled, Survey
+from certvol.methods._clusters import class_sums, gaussian_uniform_posterior
+from certvol.methods._losses import domain_confusion, mean_cross_entropy, mean_or_zero, ramp
+from certvol.methods._sphere import SphericalClassifier, SphericalDiscriminator, unit
 from certvol.nn.network import Network
-from certvol.nn.sphere import SphericalClassifier, SphericalDiscriminator, unit
+from certvol.scores.uncertainty import entropy
+from certvol.settings import setting
 
 
 def robust_loss(probabilities_NC: Tensor, labels_N: Tensor, weights_N: Tensor) -> Tensor:
-    """Weighted mean of 1 - p_label; 0 where all weights are."""
+    """Return the weighted mean of 1 - p_label; 0 if all weights are."""
     wrong_N = 1 - probabilities_NC.gather(1, labels_N[:, None]).squeeze(1)
     return (weights_N * wrong_N).sum() / weights_N.sum().clamp(min=1e-6)
 
 
 def pseudo_label_weights(embedded_ND: Tensor, labels_N: Tensor, num_classes: int) -> Tensor:
-    """g of each image, among those of its label."""
+    """Return g of each image, compared with the images of its label."""
     units_ND = unit(embedded_ND)
     centres_CD = unit(class_sums(units_ND, labels_N, num_classes))
     angles_N = (units_ND * centres_CD[labels_N]).sum(dim=1).clamp(-1, 1).acos()
     weights_N = torch.zeros_like(angles_N)
     for label in range(num_classes):
-        members = torch.nonzero(labels_N == label).squeeze(1)
-        if len(members) > 0:
-            weights_N[members] = gaussian_uniform_posterior(angles_N[members])
+        members_N = labels_N == label
+        weights_N[members_N] = gaussian_uniform_posterior(angles_N[members_N])
     return weights_N.where(weights_N >= 0.5, 0.0)
 
 
@@ -55,21 +59,25 @@ class Method(AdaptationMethod):
     summary = "RSDA on DANN: adversarial training on a sphere, in rounds with robust pseudo-labels"
     batches = "plain"
     labels_whole_target = True
+    ramps = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        radius: float = bounded(10.0, above=0)
-        width: int = bounded(256, above=0)  # of the bottleneck
-        rounds: int = bounded(5, least=0)  # of training with pseudo-labels, after one without
-        adversarial_weight: float = bounded(1.0, least=0)
-        discriminator_rate: float = bounded(10.0, above=0)  # its learning rate, over that of the others
-        entropy_weight: float = bounded(1.0, least=0)
+        radius: float = setting(10.0, above=0, help="Radius of the sphere that features lie on.")
+        width: int = setting(256, above=0, help="Width of the bottleneck.")
+        rounds: int = setting(5, at_least=0, help="Trainings with pseudo-labels, after the first.")
+        adversarial_weight: float = setting(1.0, at_least=0, help="Weight of the adversarial loss.")
+        discriminator_rate: float = setting(
+            10.0, above=0, help="Learning rate of the discriminator, relative to the other layers'."
+        )
+        entropy_weight: float = setting(1.0, at_least=0, help="Weight of the target's entropy.")
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)
-        head = SphericalClassifier(network.info.dim, network.num_classes, config.radius, config.width)
+        dim, radius, width = network.dim, config.radius, config.width
+        head = SphericalClassifier(dim, network.num_classes, radius, width)
         network.classifier = head  # type: ignore[assignment]
-        self.discriminator = SphericalDiscriminator(config.width, config.radius)
+        self.discriminator = SphericalDiscriminator(width, radius)
 
     @property
     def head(self) -> SphericalClassifier:
@@ -81,7 +89,8 @@ class Method(AdaptationMethod):
 
     @property
     def term_weights(self) -> dict[str, float]:
-        return {"adversarial": self.config.adversarial_weight, "entropy": self.config.entropy_weight}
+        config = self.config
+        return {"adversarial": config.adversarial_weight, "entropy": config.entropy_weight}
 
     def rate_of(self, weight: str) -> float:
         return float(self.config.discriminator_rate) if weight.startswith("discriminator.") else 1.0
@@ -96,21 +105,19 @@ class Method(AdaptationMethod):
         return Labelled(labels_N, {"weights": weights_N, "in_rounds": in_rounds_N})
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        z_ND = self.head.embed(self.network.features(batch.images_NCHW))
+        z_ND = self.head.embed(self.network.features(batch.inputs))
         logits_NC = self.head.classify(z_ND)
-        split, labels_N = batch.num_source, batch.labels_N
-        terms = {"ce": mean_cross_entropy(logits_NC[:split], labels_N[:split])}
-        if batch.adapting:
-            rising = ramp(batch.progress)
-            domains_N = self.discriminator(reverse_gradient(z_ND, rising))
-            terms["adversarial"] = domain_confusion(domains_N, split)
-            p_NC = logits_NC[split:].softmax(dim=1)
-            terms["pseudo_labels"] = robust_loss(p_NC, labels_N[split:], batch.tables["weights"])
-            unsure_N = entropy(self.head.classify(z_ND[split:], frozen=True).softmax(dim=1))
-            terms["entropy"] = rising * mean_or_zero(batch.tables["in_rounds"] * unsure_N)
-            terms |= self.further_terms(batch, z_ND, logits_NC, rising)
-        return terms
+        split = batch.num_source
+        terms = {"ce": mean_cross_entropy(logits_NC[:split], batch.labels_N[:split])}
+        return terms | self.adaptation_terms(batch, z_ND, logits_NC) if batch.adapting else terms
 
-    def further_terms(self, batch: Batch, z_ND: Tensor, logits_NC: Tensor, rising: Tensor) -> dict[str, Tensor]:
-        """Of a method that builds on this one."""
-        return {}
+    def adaptation_terms(self, batch: Batch, z_ND: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:
+        rising, split = ramp(batch.progress), batch.num_source
+        domains_N = self.discriminator(reverse_gradient(z_ND, rising))
+        p_NC = logits_NC[split:].softmax(dim=1)
+        unsure_N = entropy(self.head.classify(z_ND[split:], frozen=True).softmax(dim=1))
+        return {
+            "adversarial": domain_confusion(domains_N, split),
+            "pseudo_labels": robust_loss(p_NC, batch.labels_N[split:], batch.tables["weights"]),
+            "entropy": rising * mean_or_zero(batch.tables["in_rounds"] * unsure_N),
+        }

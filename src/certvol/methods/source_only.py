@@ -1,4 +1,4 @@
-"""No adaptation: what the source alone teaches. The figure every method has to beat."""
+"""No adaptation: training on the source alone, the figure that every method has to beat."""
 
 from certvol.methods import basic
 

@@ -1,17 +1,20 @@
-"""UFAL (Ringwald and Stiefelhagen, "Unsupervised Domain Adaptation by Uncertain Feature Alignment", BMVC 2020): target
-features are pulled towards class means, by soft labels of MC-dropout.
+"""UFAL (Ringwald and Stiefelhagen, "Unsupervised Domain Adaptation by Uncertain Feature Alignment",
+BMVC 2020): target features are pulled towards class means, by soft labels of MC-dropout.
 
-Implemented: before each cycle, MC-dropout over the whole target gives soft labels q; probabilities up to `floor` count
-as nothing, and an image is left out (uncertainty-based filtering) where its C/4 largest hold no more than half. Class
-means are those of target features with a class drawn from q, `mean_draws` times per cycle; every step uses one of these
-sets. Loss: cross-entropy, smoothed on the source, + `alignment_weight` * cross-entropy between q and the softmax over
-minus the squared distances from the means. `double_softmax` takes the softmax of that softmax, which is what the
-published code does: the loss is then bounded, where the paper's form grows with the squared scale of the features; and where
-that scale is large it is nearly idle (on Inception-v3's features its gradient is a tenth of the cross-entropy's).
-Deliberate differences: the common classifier, dropout and batches (published: one linear layer,
-`model.classifier_layers 1`; dropout 0.75; batches of 10 classes with 12 + 12 images, the target's from three ranges of
-certainty); sets of means drawn at the beginning of a cycle, instead of anew every 5 steps; the common schedule
-(published: 2.5e-4, a tenth of it after two thirds of the cycles).
+Implemented: before each cycle, MC-dropout over the whole target gives soft labels q. Probabilities
+up to `floor` count as nothing, and an image is left out (uncertainty-based filtering) if its C/4
+largest sum to no more than half. Class means are those of target features with a class drawn from
+q, `mean_draws` times per cycle; every step uses one of these sets. Loss: cross-entropy, smoothed on
+the source, + `alignment_weight` * cross-entropy between q and the softmax over minus the squared
+distances from the means. `double_softmax` takes the softmax of that softmax, as the published code
+does. The loss is then bounded, while the paper's form grows with the squared scale of the features;
+but with a large scale it is nearly idle (on Inception-v3's features its gradient is a tenth of the
+cross-entropy's).
+Deliberate differences: classifier, dropout and batches are the common ones (published: one linear
+layer, `model.classifier_layers 1`; dropout 0.75; batches of 10 classes with 12 + 12 images, the
+target's from three ranges of certainty). Sets of means are drawn at the beginning of a cycle
+(published: every 5 steps). The schedule is the common one (published: 2.5e-4, a tenth of it after
+two thirds of the cycles).
 """
 
 from dataclasses import dataclass
@@ -20,27 +23,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from certvol.bounds import bounded
-from certvol.clusters import class_sums
-from certvol.losses import cross_entropy, mean_or_zero, smoothed_cross_entropy, squared_distances
-from certvol.methods.protocol import AdaptationMethod, Batch, Labelled, Survey
+from certvol.methods import _losses as losses
+from certvol.methods._base import AdaptationMethod, Batch, Labelled, Survey
+from certvol.methods._clusters import class_sums
+from certvol.nn.heads import mc_dropout
 from certvol.nn.network import Network
+from certvol.settings import setting
 
 NOTHING = 1e-5  # what a probability up to the floor becomes
 
 
 def filtered(q_NC: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """(soft labels without what is at most `floor`, sum 1; whether the image is kept)."""
+    """Return soft labels of sum 1 without values up to `floor`, and whether to keep each row."""
     q_NC = q_NC.where(q_NC > floor, q_NC.new_tensor(NOTHING))
     top = max(1, q_NC.shape[1] // 4)
     kept_N = q_NC.topk(top, dim=1).values.sum(dim=1) > 0.5
     return q_NC / q_NC.sum(dim=1, keepdim=True), kept_N
 
 
-def feature_alignment(features_ND: Tensor, means_CD: Tensor, q_NC: Tensor, double_softmax: bool) -> Tensor:
-    """One value per image: cross-entropy between q and softmax(-|f - m|^2), or the softmax of that."""
+def feature_alignment(
+    features_ND: Tensor, means_CD: Tensor, q_NC: Tensor, double_softmax: bool
+) -> Tensor:
+    """Return each image's cross-entropy of q and softmax(-|f - m|^2), or the softmax of that."""
     with torch.autocast(features_ND.device.type, enabled=False):
-        scores_NC = -squared_distances(features_ND.float(), means_CD.float())
+        scores_NC = -losses.squared_distances(features_ND.float(), means_CD.float())
         if double_softmax:
             scores_NC = scores_NC.softmax(dim=1)
         return -(q_NC * scores_NC.log_softmax(dim=1)).sum(dim=1)
@@ -52,18 +58,24 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        passes: int = bounded(20, above=0)
-        drop: float = bounded(0.85, least=0, below=1)  # of MC-dropout
-        floor: float = bounded(0.05, least=0, below=1)
-        mean_draws: int = bounded(10, above=0)
-        label_smoothing: float = bounded(0.2, least=0, below=1)  # on the source
-        alignment_weight: float = bounded(1.0, least=0)
-        double_softmax: bool = True
+        passes: int = setting(20, above=0, help="Passes of MC-dropout.")
+        drop: float = setting(0.85, at_least=0, below=1, help="Dropout rate of MC-dropout.")
+        floor: float = setting(
+            0.05, at_least=0, below=1, help="Soft labels up to this are dropped."
+        )
+        mean_draws: int = setting(10, above=0, help="Sets of class means drawn per cycle.")
+        label_smoothing: float = setting(
+            0.2, at_least=0, below=1, help="Smoothing of source labels."
+        )
+        alignment_weight: float = setting(1.0, at_least=0, help="Weight of the alignment loss.")
+        double_softmax: bool = setting(
+            True, help="Apply softmax twice in the alignment loss, as the published code does."
+        )
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)
         self.class_means_RCD: Tensor
-        shape = (config.mean_draws, network.num_classes, network.info.dim)
+        shape = (config.mean_draws, network.num_classes, network.dim)
         self.register_buffer("class_means_RCD", torch.zeros(shape))
 
     @property
@@ -71,7 +83,8 @@ class Method(AdaptationMethod):
         return {"alignment": self.config.alignment_weight}
 
     def label_target(self, survey: Survey) -> Labelled:
-        mean_NC, _ = self.mc_dropout_moments(survey.features_ND, self.config.passes, self.config.drop, survey.generator)
+        passes, rate = self.config.passes, self.config.drop
+        mean_NC, _ = mc_dropout(self.logits, survey.features_ND, passes, rate, survey.seed())
         q_NC, kept_N = filtered(mean_NC, self.config.floor)
         labels_N = survey.probabilities_NC.argmax(dim=1)
         for number in range(self.config.mean_draws):
@@ -81,8 +94,10 @@ class Method(AdaptationMethod):
             self.class_means_RCD[number].copy_(means_CD)
         return Labelled(labels_N.where(kept_N, -1), {"soft_labels": q_NC})
 
-    def _means(self, features_ND: Tensor, drawn_N: Tensor, labels_N: Tensor, kept_N: Tensor) -> Tensor:
-        """Of the drawn classes; for a class not drawn, of its pseudo-labels; for one without these, of all images."""
+    def _means(
+        self, features_ND: Tensor, drawn_N: Tensor, labels_N: Tensor, kept_N: Tensor
+    ) -> Tensor:
+        """Average the images that drew a class; else those pseudo-labelled so; else all images."""
         means_CD = features_ND.mean(dim=0).expand(self.network.num_classes, -1)
         kept_N1 = kept_N[:, None].to(features_ND.dtype)
         for chosen_N, weight_N1 in ((labels_N, torch.ones_like(kept_N1)), (drawn_N, kept_N1)):
@@ -92,21 +107,18 @@ class Method(AdaptationMethod):
         return means_CD
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        features_ND = self.network.features(batch.images_NCHW)
-        logits_NC = self.network.classifier(features_ND)
-        split, labels_N = batch.num_source, batch.labels_N
-        ce_N = torch.cat(
-            [
-                smoothed_cross_entropy(logits_NC[:split], labels_N[:split], self.config.label_smoothing),
-                cross_entropy(logits_NC[split:], labels_N[split:]),
-            ]
-        )
-        terms = {"ce": ce_N.mean()}
+        config, split = self.config, batch.num_source
+        features_ND = self.network.features(batch.inputs)
+        source_NC, target_NC = self.network.classifier(features_ND).tensor_split([split])
+        source_N, target_N = batch.labels_N.tensor_split([split])
+        smoothed_N = losses.smoothed_cross_entropy(source_NC, source_N, config.label_smoothing)
+        plain_N = losses.cross_entropy(target_NC, target_N)
+        terms = {"ce": torch.cat([smoothed_N, plain_N]).mean()}
         if batch.adapting:
-            draw = torch.randint(self.config.mean_draws, (1,), generator=batch.generator, device=features_ND.device)
+            device, soft_NC = features_ND.device, batch.tables["soft_labels"]
+            draw = torch.randint(config.mean_draws, (1,), generator=batch.generator, device=device)
             means_CD = self.class_means_RCD.index_select(0, draw)[0]
-            aligned_N = feature_alignment(
-                features_ND[split:], means_CD, batch.tables["soft_labels"], self.config.double_softmax
-            )
-            terms["alignment"] = mean_or_zero(aligned_N)
+            target_ND = features_ND[split:]
+            aligned_N = feature_alignment(target_ND, means_CD, soft_NC, config.double_softmax)
+            terms["alignment"] = losses.mean_or_zero(aligned_N)
         return terms

@@ -1,20 +1,19 @@
-"""A backbone by its name: a module from normalised images [N, 3, H, W] to pooled features [N, dim].
+"""Backbones by name: modules from normalised images [N, 3, H, W] to pooled features [N, dim].
 
-Names are timm's, or `small_cnn`, or `features-D` for features that are there already. timm is imported only where one of its
-backbones is asked for.
+Names are timm's, or `small_cnn`, or `features-D` for features extracted before. timm is imported
+only for its own backbones.
 """
 
 import contextlib
 import difflib
 import inspect
 import logging
+import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,74 +22,75 @@ from torch import Tensor, nn
 from certvol.errors import UserError
 from certvol.nn import small_cnn
 from certvol.nn.torchvision_repair import import_timm
-from certvol.nn.weights import read_weights
+from certvol.nn.weights import first_line, hub_weights, read_weights
 
-HUB_DEADLINE_SECONDS = 7.0  # with the imports before it, well below the 15 in which a user is to be told
 NO_WEIGHTS = "none"
+RESNET50_V1 = "resnet50_v1"
+"""ResNet-50 as first published: it halves the resolution in the first 1x1 convolution of a stage,
+as the weights of Caffe and Keras need. timm's and torchvision's do so in the 3x3 convolution."""
+Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class BackboneInfo:
+    """What a backbone expects and returns."""
+
     name: str
     dim: int
     image_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Triple
+    std: Triple
 
 
 def list_backbones() -> list[str]:
-    """`small_cnn`, then timm's architectures and their pretrained tags, in alphabetical order."""
-    return ["small_cnn", *sorted(_timm_names())]
+    """Return our own names, then timm's architectures and pretrained tags in alphabetical order."""
+    return ["small_cnn", RESNET50_V1, *sorted(_timm_names())]
 
 
 def describe(name: str, image_size: int | None) -> BackboneInfo:
-    """What a backbone needs and gives, without its weights. Without an image size: the one it was made for."""
+    """Describe a backbone without its weights; by default for the image size it was made for."""
     if (dim := features_dim(name)) is not None:
         return BackboneInfo(name, dim, 1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     if name == "small_cnn":
-        return BackboneInfo(name, small_cnn.DIM, image_size or small_cnn.IMAGE_SIZE, small_cnn.MEAN, small_cnn.STD)
+        size = image_size or small_cnn.IMAGE_SIZE
+        return BackboneInfo(name, small_cnn.DIM, size, small_cnn.MEAN, small_cnn.STD)
     return _describe_timm(name, image_size)
 
 
 def features_dim(name: str) -> int | None:
-    """D of the name `features-D`, which stands for features that were made elsewhere; None for a backbone of images."""
-    digits = name.removeprefix("features-")
-    return int(digits) if name != digits and digits.isascii() and digits.isdecimal() and int(digits[:7]) > 0 else None
+    """Return D of the name `features-D`; None for a backbone of images."""
+    found = re.fullmatch("features-([1-9][0-9]{0,6})", name)
+    return int(found[1]) if found else None
 
 
 def has_pretrained_weights(name: str, weights: str | None) -> bool:
-    """Whether it starts from weights that somebody trained: of a file or of the hub, which has none of `small_cnn`."""
+    """Tell whether a backbone starts from weights of a file or of the hub."""
     return weights != NO_WEIGHTS and (weights is not None or name != "small_cnn")
 
 
 def create_backbone(
     name: str, weights: str | None, image_size: int | None, download: bool = True
 ) -> tuple[nn.Module, BackboneInfo]:
-    """`weights`: a file; None for the hub's (`small_cnn`, which has none there: random); "none" for random ones.
+    """Create a backbone and load its weights.
 
-    `download`: False takes the hub's from the local cache or not at all. Convolutions are laid out channels-last, in which they
-    are faster on CPUs and GPUs alike, given images of the same layout."""
-    module, info = _create(name, weights, image_size, download)
-    return module.to(memory_format=torch.channels_last), info  # type: ignore[call-overload]
-
-
-def _create(name: str, weights: str | None, image_size: int | None, download: bool) -> tuple[nn.Module, BackboneInfo]:
-    file = weights if weights not in (None, NO_WEIGHTS) else None
-    tensors = read_weights(file) if file is not None else None  # first of all: a wrong file is found without delay
+    `weights` is a file, None for the hub's (random for `small_cnn`, which has none there), or
+    "none" for random ones. Without `download` the hub's come from the local cache. Convolutions are
+    laid out channels-last, which is faster on CPUs and GPUs for images of the same layout.
+    """
+    file = None if weights == NO_WEIGHTS else weights
+    tensors = None if file is None else read_weights(file)  # first: a wrong file fails at once
     info = describe(name, image_size)
     if features_dim(name) is not None:
-        return nn.Identity(), info
-    if name == "small_cnn":
-        module: nn.Module = small_cnn.SmallCNN()
-        if tensors is not None:
-            _load(module, tensors, name, str(file))
-        return module, info
-    if weights is None:
-        return _create_timm(name, image_size, hub_tensors=_hub_weights(name, download)), info
-    module = _create_timm(name, image_size)
-    if tensors is not None:
+        module: nn.Module = nn.Identity()
+    elif name == "small_cnn":
+        module = small_cnn.SmallCNN()
+    elif weights is None:
+        module = _create_timm(name, image_size, _hub_weights(name, download))
+    else:
+        module = _create_timm(name, image_size)
+    if tensors is not None and features_dim(name) is None:
         _load(module, tensors, name, str(file))
-    return module, info
+    return module.to(memory_format=torch.channels_last), info  # type: ignore[call-overload]
 
 
 # timm
@@ -103,9 +103,12 @@ def _timm_names() -> frozenset[str]:
 
 
 def _timm_cfg(name: str) -> Any:
-    """The pretrained_cfg of a name, whose tag, if left out, is timm's default. Says so where there is no such name."""
+    """Return the pretrained_cfg of a name; a missing tag is timm's default."""
     timm = import_timm()
     from timm.models import get_pretrained_cfg
+
+    if name == RESNET50_V1:
+        return get_pretrained_cfg("resnet50")
 
     if timm.is_model(name):
         # A RuntimeError: the architecture exists, the tag does not.
@@ -113,60 +116,66 @@ def _timm_cfg(name: str) -> Any:
             cfg = get_pretrained_cfg(name)
             if cfg is not None:
                 return cfg
-    near = difflib.get_close_matches(name, list_backbones(), n=3, cutoff=0.5)
-    hint = f"; near it are {', '.join(near)}" if near else ""
-    raise UserError(f"there is no backbone `{name}`{hint} (all of them: certvol list backbones)")
+    near = ", ".join(difflib.get_close_matches(name, list_backbones(), n=3, cutoff=0.5))
+    hint = f"did you mean {near}?" if near else "see certvol list backbones"
+    raise UserError(f"there is no backbone `{name}`; {hint}")
 
 
 @cache
 def _describe_timm(name: str, image_size: int | None) -> BackboneInfo:
     cfg = _timm_cfg(name)
     size = image_size or int(cfg.input_size[-1])
-    if int(cfg.input_size[0]) != 3:
-        raise UserError(f"the backbone `{name}` takes images of {cfg.input_size[0]} channels; expected 3")
-    # On the meta device only shapes are computed: no memory, no time, and no random numbers taken from the caller.
+    if (channels := int(cfg.input_size[0])) != 3:
+        raise UserError(
+            f"the backbone `{name}` takes images of {channels} channels, not 3; choose another"
+        )
+    # The meta device computes shapes alone: no memory, time or random numbers of the caller.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             with torch.device("meta"):
                 shape = _feature_shape(_create_timm(name, image_size), size)
-        except (UserError, KeyboardInterrupt):
+        except UserError:
             raise
-        except Exception:  # some models need real numbers already while they are built
-            shape = _feature_shape(_create_timm(name, image_size), size, name)
+        except Exception:  # some models need real numbers while they are built
+            try:
+                shape = _feature_shape(_create_timm(name, image_size), size)
+            except (RuntimeError, AssertionError, ValueError) as error:
+                raise _unfit_size(name, size, error) from None
     if len(shape) != 2:
         raise UserError(
-            f"the backbone `{name}` gives features of shape {list(shape[1:])}, expected one vector per image"
+            f"the backbone `{name}` gives features of shape {list(shape[1:])}, not one vector per "
+            "image; choose another"
         )
-    mean, std = (float(v) for v in cfg.mean), (float(v) for v in cfg.std)
-    return BackboneInfo(name, shape[1], size, (next(mean), next(mean), next(mean)), (next(std), next(std), next(std)))
+    mean, std = (tuple(float(v) for v in values) for values in (cfg.mean, cfg.std))
+    return BackboneInfo(name, shape[1], size, mean, std)  # type: ignore[arg-type]
 
 
-def _feature_shape(module: nn.Module, size: int, name: str | None = None) -> torch.Size:
-    """Of a trial run: num_features alone would be wrong for backbones that widen their features after pooling."""
-    try:
-        features: Tensor = module.eval()(torch.zeros(2, 3, size, size))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if name is None:
-            raise
-        raise _unfit_size(name, size, error) from None
+def _feature_shape(module: nn.Module, size: int) -> torch.Size:
+    """Run the module once: num_features is wrong if a backbone widens features after pooling."""
+    features: Tensor = module.eval()(torch.zeros(2, 3, size, size))
     return features.shape
 
 
 def _unfit_size(name: str, size: int | None, error: Exception) -> UserError:
-    text = str(error).strip().splitlines()
-    reason = f" ({text[0][:200]})" if text else ""
-    return UserError(f"the backbone `{name}` does not take images of {size} pixels{reason}; change data.image_size")
+    return UserError(
+        f"the backbone `{name}` does not take images of {size} pixels ({first_line(error)}); "
+        "change --data.image_size"
+    )
 
 
-def _create_timm(name: str, image_size: int | None, hub_tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
+def _create_timm(
+    name: str, image_size: int | None, hub_tensors: Mapping[str, Tensor] | None = None
+) -> nn.Module:
     timm = import_timm()
     options: dict[str, Any] = {}
     if image_size is not None and getattr(_timm_cfg(name), "fixed_input_size", False):
-        options["img_size"] = image_size  # position embeddings are made for it, pretrained ones resampled
+        options["img_size"] = image_size  # timm resamples pretrained position embeddings
     if hub_tensors is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(hub_tensors)}}
     with _quiet():
         try:
+            if name == RESNET50_V1:
+                return _resnet50_v1()
             module: nn.Module = timm.create_model(name, num_classes=0, **options)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             if "img_size" not in options:
@@ -175,9 +184,35 @@ def _create_timm(name: str, image_size: int | None, hub_tensors: Mapping[str, Te
     return module
 
 
+def _resnet50_v1() -> nn.Module:
+    module: nn.Module = import_timm().create_model("resnet50", num_classes=0)
+    for stage in ("layer2", "layer3", "layer4"):
+        first = module.get_submodule(f"{stage}.0")
+        first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)  # type: ignore[assignment]
+    return module
+
+
+def _hub_weights(name: str, download: bool) -> dict[str, Tensor]:
+    if name == RESNET50_V1:
+        raise UserError(
+            f"the hub has no weights for `{name}`; give --weights FILE (converted from Caffe or "
+            "Keras), or --weights none to train from scratch"
+        )
+    cfg = _timm_cfg(name)
+    if not cfg.hf_hub_id and not cfg.url:
+        architecture = name.partition(".")[0]
+        tagged = sorted(n for n in _timm_names() if n.startswith(f"{architecture}."))
+        hint = f"name one of {_few(tagged)}, or " if tagged else ""
+        raise UserError(
+            f"the hub has no weights for `{name}`; {hint}give --weights FILE, or --weights none to "
+            "train from scratch"
+        )
+    return hub_weights(name, cfg, download)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without timm's notes about moved modules, mapped names and left out heads: nothing that a user could act on."""
+    """Silence timm's notes about moved modules, mapped names and omitted heads."""
     logger = logging.getLogger("timm")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -193,36 +228,36 @@ def _quiet() -> Iterator[None]:
 
 
 def _load(module: nn.Module, tensors: dict[str, Tensor], name: str, file: str) -> None:
-    """Loads all of a module's weights, or says what does not fit. The file's classifier is left out."""
-    problems = _misfits(module, _without_head(module, tensors))
-    if problems:
-        # Files in another layout (as first published, or for another image size) are converted by timm where it can.
-        converted = _converted(module, tensors)
-        if converted is not None and not _misfits(module, _without_head(module, converted)):
-            tensors, problems = converted, []
-    if problems:
-        fitting = sum(k in tensors and tensors[k].shape == v.shape for k, v in module.state_dict().items())
-        cause = "they belong to another architecture" if fitting < len(module.state_dict()) / 2 else "a variant of it?"
-        raise UserError(f"the weights in {file} do not fit the backbone `{name}` ({cause}): {'; '.join(problems)}")
-    module.load_state_dict(_without_head(module, tensors), strict=False)
+    """Load all of a module's weights, or report what does not fit. Ignore the file's heads."""
+    found = _without_heads(module, tensors)
+    if problems := _misfits(module, found):
+        # timm converts other layouts (as first published, or for another image size) if it can.
+        converted = _without_heads(module, _converted(module, tensors))
+        if _misfits(module, converted):
+            own = module.state_dict()
+            fitting = sum(k in found and found[k].shape == v.shape for k, v in own.items())
+            few = fitting < len(own) / 2
+            cause = "they belong to another architecture" if few else "a variant of it?"
+            listed = "; ".join(problems)
+            raise UserError(
+                f"the weights in {file} do not fit the backbone `{name}` ({cause}): {listed}"
+            )
+        found = converted
+    module.load_state_dict(found, strict=False)
 
 
-def _without_head(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the layers that a backbone has not got: its classifier and, of Inception, the auxiliary one."""
+def _without_heads(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the classifier, and Inception's auxiliary one, which a backbone does not have."""
     cfg = getattr(module, "pretrained_cfg", None) or {}
     heads = cfg.get("classifier") or ()
-    heads = ((heads,) if isinstance(heads, str) else tuple(heads)) + ("AuxLogits",)
-    own = module.state_dict().keys()
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name in own or not any(name.startswith(f"{head}.") for head in heads)
-    }
+    heads = tuple(f"{h}." for h in ((heads,) if isinstance(heads, str) else heads))
+    own, heads = module.state_dict().keys(), (*heads, "AuxLogits.")
+    return {k: t for k, t in tensors.items() if k in own or not k.startswith(heads)}
 
 
 def _misfits(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     own = module.state_dict()
-    # Counters of batches, which old files have not got, are no weights.
+    # Old files lack the counters of batches, which are not weights.
     missing = [k for k in own if k not in tensors and not k.endswith("num_batches_tracked")]
     unexpected = [k for k in tensors if k not in own]
     misshaped = [
@@ -238,122 +273,26 @@ def _few(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def _converted(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """The tensors as timm's own conversion for this architecture leaves them, None where it has none or it fails."""
-    convert: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
+def _converted(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the tensors as timm does for this architecture; return them if it cannot."""
+    source = sys.modules[type(module).__module__]
+    convert: Callable[..., Any] | None = getattr(source, "checkpoint_filter_fn", None)
     if convert is None:
-        return None
-    arguments = (dict(tensors), module)[: max(1, min(2, len(inspect.signature(convert).parameters)))]
+        return tensors
+    arguments = (dict(tensors), module)[: len(inspect.signature(convert).parameters)]
     try:
         with _quiet():
             found = convert(*arguments)
-    except Exception:  # it was written for other files than this one
-        return None
-    return {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, Mapping) else None
-
-
-# Weights from the hub
-
-
-def _hub_weights(name: str, download: bool) -> dict[str, Tensor]:
-    """The pretrained weights of a name: out of the local cache without asking anybody, else fetched into it."""
-    cfg = _timm_cfg(name)
-    if not cfg.hf_hub_id and not cfg.url:
-        arch = name.partition(".")[0]
-        tagged = sorted(n for n in _timm_names() if n.startswith(f"{arch}."))
-        hint = f"name one of {_few(tagged)}, or " if tagged else ""
-        raise UserError(
-            f"the hub has no weights for `{name}`; {hint}give --weights FILE, or --weights none to train from scratch"
-        )
-    return read_weights(_hub_file(name, cfg, download) if cfg.hf_hub_id else _url_file(name, str(cfg.url), download))
-
-
-def _hub_file(name: str, cfg: Any, download: bool) -> Path:
-    import huggingface_hub
-    from huggingface_hub import constants
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    repo, _, revision = str(cfg.hf_hub_id).partition("@")
-    given = getattr(cfg, "hf_hub_filename", None)
-    files = [given.replace("pytorch_model.bin", "model.safetensors"), given] if given else _HUB_FILES
-    for file in files:
-        cached = huggingface_hub.try_to_load_from_cache(repo, file, revision=revision or None)
-        if isinstance(cached, str):
-            return Path(cached)
-    if not download:
-        raise _out_of_reach(name, NO_DOWNLOAD)
-    if constants.HF_HUB_OFFLINE:
-        raise _out_of_reach(name, "HF_HUB_OFFLINE is set, and they are not in the local cache")
-    for file in files:
-        # The hub's own library would try again for half a minute before it says that there is no connection.
-        url = huggingface_hub.hf_hub_url(repo, file, revision=revision or None)
-        try:
-            _within_deadline(partial(huggingface_hub.get_hf_file_metadata, url, timeout=HUB_DEADLINE_SECONDS))
-            return Path(huggingface_hub.hf_hub_download(repo, file, revision=revision or None))
-        except LocalEntryNotFoundError as error:
-            raise _out_of_reach(name, str(error)) from None
-        except EntryNotFoundError:
-            continue
-        except Exception as error:  # of the connection, of its library, or of the disk: all end here
-            raise _out_of_reach(name, str(error) or type(error).__name__) from None
-    raise _out_of_reach(name, f"no such file in {repo}")
-
-
-NO_DOWNLOAD = "`model.hub` is false, and they are not in the local cache"
-_HUB_FILES = ["model.safetensors", "pytorch_model.bin"]
-
-
-def _url_file(name: str, url: str, download: bool) -> Path:
-    """A few models are kept elsewhere than on the hub; their files go where torch.hub keeps its own."""
-    import urllib.request
-
-    target = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
-    if target.exists():
-        return target
-    if not download:
-        raise _out_of_reach(name, NO_DOWNLOAD)
-    try:
-        request = urllib.request.Request(url, method="HEAD")
-        _within_deadline(lambda: urllib.request.urlopen(request, timeout=HUB_DEADLINE_SECONDS).close())
-        target.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(target))
-    except Exception as error:
-        raise _out_of_reach(name, str(error) or type(error).__name__) from None
-    return target
-
-
-def _within_deadline(call: Callable[[], Any]) -> None:
-    """Runs `call` in a thread that is left behind after the deadline: looking up a host's name knows no time-out."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="hub-probe")
-    thread.start()
-    thread.join(HUB_DEADLINE_SECONDS)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer within {HUB_DEADLINE_SECONDS:.0f} seconds")
-    if errors:
-        raise errors[0]
-
-
-def _out_of_reach(name: str, reason: str) -> UserError:
-    first = reason.strip().splitlines()[0][:200]
-    return UserError(
-        f"cannot get the pretrained weights of `{name}` from the hub ({first}); give a local file with --weights FILE, "
-        "or train from scratch with --weights none"
-    )
+        return {k: v for k, v in found.items() if isinstance(v, Tensor)}
+    except Exception:  # it was written for other files
+        return tensors
 
 
 # Parts
 
 
 def last_block(module: nn.Module) -> nn.Module:
-    """The last stage that has weights, with everything behind it (a final norm, say). Shares its parameters with `module`."""
+    """Return the last stage with weights and everything behind it; it shares their parameters."""
     path = _stage_by_feature_info(module) or _stage_by_structure(module)
     parts = [module.get_submodule(path)]
     steps = path.split(".")
@@ -364,12 +303,12 @@ def last_block(module: nn.Module) -> nn.Module:
     return parts[0] if len(parts) == 1 else nn.ModuleList(parts)
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+def _has_weights(module: nn.Module, least_dims: int = 1) -> bool:
+    return any(weight.ndim >= least_dims for weight in module.parameters())
 
 
 def _stage_by_feature_info(module: nn.Module) -> str | None:
-    """timm names the modules that end its stages. A bare layer among them (an activation, a last convolution) is no stage."""
+    """Return timm's name of the last stage, unless it is a bare layer (activation, convolution)."""
     listed = getattr(module, "feature_info", None)
     if not isinstance(listed, list) or not listed:
         return None
@@ -382,14 +321,14 @@ def _stage_by_feature_info(module: nn.Module) -> str | None:
 
 
 def _stage_by_structure(module: nn.Module) -> str:
-    """The last child with weights of more than one dimension; its last part where it is the only list of blocks."""
-    children = {name: child for name, child in module.named_children() if any(p.ndim > 1 for p in child.parameters())}
+    """Return the last child with weight matrices, or the last part of the only list of blocks."""
+    children = {name: child for name, child in module.named_children() if _has_weights(child, 2)}
     if not children:
         raise ValueError(f"{type(module).__name__} has no stages with weights")
-    name, stage = list(children.items())[-1]
-    lists = [child for child in children.values() if isinstance(child, nn.Sequential | nn.ModuleList)]
-    if len(lists) == 1:
-        name, stage = next((n, c) for n, c in children.items() if c is lists[0])
-        inner = [n for n, child in stage.named_children() if any(p.ndim > 1 for p in child.parameters())]
-        return f"{name}.{inner[-1]}"
-    return name
+    kinds = nn.Sequential | nn.ModuleList
+    lists = {name: child for name, child in children.items() if isinstance(child, kinds)}
+    if len(lists) != 1:
+        return list(children)[-1]
+    ((name, blocks),) = lists.items()
+    inner = [n for n, child in blocks.named_children() if _has_weights(child, 2)]
+    return f"{name}.{inner[-1]}"

@@ -1,4 +1,4 @@
-"""Backbone and classifier together, with the normalisation mode they share."""
+"""Backbone and classifier together, with the norm mode they share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,37 +7,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from certvol.config import ModelConfig
 from certvol.nn import norm
 from certvol.nn.backbones import BackboneInfo, create_backbone, last_block
 from certvol.nn.heads import Classifier, ResidualLayer
-from certvol.seeding import torch_seed
+from certvol.nn.projection import Projection
+from certvol.randomness import torch_seed
+from certvol.settings import ModelConfig
 
 ADAPTER_WIDTH = 256  # most hidden units of the small networks on frozen features
 
 
 class Network(nn.Module):
-    """f_CNN and f_Cl. `features` is the backbone's pooled output, N x D; moved by the adapter, where a frozen one has one."""
+    """f_CNN and f_Cl.
 
-    def __init__(self, backbone: nn.Module, info: BackboneInfo, num_classes: int, config: ModelConfig) -> None:
+    Features of a frozen backbone may be projected to fewer dimensions, and moved by an adapter.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, info: BackboneInfo, num_classes: int, config: ModelConfig
+    ) -> None:
         super().__init__()
         frozen = config.train == "head"
-        # `auto` starts as mixed: until adaptation there is only the source, and both candidates are the same.
+        # `auto` starts as mixed: before adaptation only the source passes, and modes do not differ.
         mode: norm.Mode = "mixed" if config.norm == "auto" else config.norm
         self.domains = norm.Domains(mode="frozen" if frozen else mode)
         self.has_batch_norm = norm.install(backbone, self.domains) > 0 and not frozen
         self.backbone = backbone
-        # In a list, so that the compiled twin is not taken for a sub-module with weights of its own.
+        # A list hides the compiled twin, which would be a sub-module with weights of its own.
         self._compiled: list[Callable[[Tensor], Tensor]] = []
         self._evaluation_rows = 0
         self.info = info
         self.num_classes = num_classes
+        dims = (config.feature_dims or 0) if frozen else 0
+        self.projection = Projection(info.dim, dims) if 0 < dims < info.dim else None
+        self.dim = info.dim if self.projection is None else dims
+        """Dimensions of what `features` returns."""
         layers = config.classifier_layers or (1 if frozen else 2)
-        self.classifier = Classifier(info.dim, num_classes, layers, config.dropout)
+        self.classifier = Classifier(self.dim, num_classes, layers, config.dropout)
         adapts = frozen and (layers == 1 if config.adapter is None else config.adapter)
-        self.small_width = min(info.dim, ADAPTER_WIDTH) if frozen and layers == 1 else None
-        """Hidden units of a method's own small networks; None: as many as the features have dimensions."""
-        self.adapter = ResidualLayer(info.dim, min(info.dim, ADAPTER_WIDTH)) if adapts else None
+        width = min(self.dim, ADAPTER_WIDTH)
+        self.small_width = width if frozen and layers == 1 else None
+        """Hidden units of a method's own small networks; None: as many as the features have."""
+        self.adapter = ResidualLayer(self.dim, width) if adapts else None
         self.trained_part = config.train
         if self.trained_part != "all":
             backbone.requires_grad_(False)
@@ -45,7 +56,7 @@ class Network(nn.Module):
             last_block(backbone).requires_grad_(True)
 
     def train(self, mode: bool = True) -> "Network":
-        """A part that does not learn stays in evaluation: its statistics do not move either."""
+        """Keep a part that does not learn in evaluation, so that its statistics do not move."""
         super().train(mode)
         if mode and self.trained_part != "all":
             self.backbone.eval()
@@ -53,42 +64,56 @@ class Network(nn.Module):
                 last_block(self.backbone).train()
         return self
 
-    def features(self, images_NCHW: Tensor) -> Tensor:
-        """Of images; or of N x D features that the frozen backbone gave before."""
-        features_ND = images_NCHW if images_NCHW.ndim == 2 else self._of_images(images_NCHW)
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return features of images, or of N x D features of the frozen backbone.
+
+        Features that were projected before, as those of training are, need no projection.
+        """
+        features_ND = inputs if inputs.ndim == 2 else self._of_images(inputs)
+        if self.projection is not None and features_ND.shape[1] == self.info.dim:
+            features_ND = self.projection(features_ND)
         return features_ND if self.adapter is None else self.adapter(features_ND)
 
     def _of_images(self, images_NCHW: Tensor) -> Tensor:
-        images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last)  # as the backbone is laid out
-        features: Tensor
-        if not self._compiled or not self._fits_compiled(images_NCHW):
-            features = self.backbone(images_NCHW)
+        images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last)
+        if not self._fits_compiled(images_NCHW):
+            features_ND: Tensor = self.backbone(images_NCHW)
         elif self.training:
-            features = self._compiled[0](images_NCHW)
-        else:  # compiled for one number of rows: the last batch is filled up to it
+            features_ND = self._compiled[0](images_NCHW)
+        else:  # compiled for one number of rows: pad the last batch
             rows = len(images_NCHW)
-            filled = F.pad(images_NCHW, (0,) * 7 + (self._evaluation_rows - rows,))
-            features = self._compiled[0](filled.contiguous(memory_format=torch.channels_last))[:rows]
-        return features
+            padded = F.pad(images_NCHW, (0,) * 7 + (self._evaluation_rows - rows,))
+            padded = padded.contiguous(memory_format=torch.channels_last)
+            features_ND = self._compiled[0](padded)[:rows]
+        return features_ND
 
     @property
     def compiled(self) -> bool:
         return bool(self._compiled)
 
     def compile_backbone(self, evaluation_rows: int) -> None:
-        """For the training batch's shape and for evaluation in mixed precision by batches of `evaluation_rows` at most."""
-        self._compiled, self._evaluation_rows = [torch.compile(self.backbone, dynamic=False)], evaluation_rows
+        """Compile for the training batch and for bf16 evaluation of at most `evaluation_rows`."""
+        self._compiled = [torch.compile(self.backbone, dynamic=False)]
+        self._evaluation_rows = evaluation_rows
 
     def _fits_compiled(self, images_NCHW: Tensor) -> bool:
-        """Every other shape, precision or split of domains would be compiled anew, for minutes."""
-        if not self.training:
-            return torch.is_autocast_enabled(images_NCHW.device.type) and len(images_NCHW) <= self._evaluation_rows
+        """Tell whether compiled code fits; others would take minutes to compile."""
+        if not self._compiled:  # before len(), which would fix the batch size of an export
+            return False
         rows, split = len(images_NCHW), self.domains.num_source
-        return not self.domains.apart or split in (None, rows, rows // 2)
+        if self.training:
+            return not self.domains.apart or split in (None, rows, rows // 2)
+        autocast = torch.is_autocast_enabled(images_NCHW.device.type)
+        return autocast and rows <= self._evaluation_rows
 
     @contextmanager
-    def rows_of(self, *, num_source: int | None = None, domain: int = norm.SOURCE) -> Iterator[None]:
-        """Inside: whose rows are passing, by their number (training) or as a whole (evaluation)."""
+    def rows_of(
+        self, *, num_source: int | None = None, domain: int = norm.SOURCE
+    ) -> Iterator[None]:
+        """Declare the domains of the rows that pass inside the context.
+
+        `num_source` counts the source rows of a training batch; `domain` is that of a whole batch.
+        """
         before = (self.domains.num_source, self.domains.whole_batch)
         self.domains.num_source, self.domains.whole_batch = num_source, domain
         try:
@@ -97,7 +122,10 @@ class Network(nn.Module):
             self.domains.num_source, self.domains.whole_batch = before
 
 
-def seeded_backbone(config: ModelConfig, image_size: int | None, seed: int) -> tuple[nn.Module, BackboneInfo]:
+def seeded_backbone(
+    config: ModelConfig, image_size: int | None, seed: int
+) -> tuple[nn.Module, BackboneInfo]:
+    """Create the backbone; its random weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "backbone"))
         return create_backbone(config.backbone, config.weights, image_size, config.hub)

@@ -1,12 +1,13 @@
-"""Whose statistics a BatchNorm layer uses.
+"""Norm modes: the statistics that a BatchNorm layer uses.
 
-`mixed`       one set, of the whole batch: what an ordinary layer does
-`per_domain`  a set for the source and one for the target, in training, labelling and prediction; shared affine parameters
-`dsbn`        the same, with affine parameters of their own too
-`frozen`      those the weights came with, never changed
+`mixed`       one set, of the whole batch, as in an ordinary layer
+`per_domain`  one set per domain, in training, labelling and prediction; shared affine parameters
+`dsbn`        the same, with affine parameters per domain too
+`frozen`      the statistics of the pretrained weights, never changed
 
-All modes are one layer with one layout of weights, so that the mode can change after pretraining. Rows of a training batch
-are ordered source first; the network's `Domains` says how many they are, or whose a whole evaluation batch is.
+All modes share one layer with one layout of weights, so the mode can change after pretraining. Rows
+of a training batch are ordered source first; the network's `Domains` holds their number, or the
+domain of a whole evaluation batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,30 +18,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SOURCE, TARGET = 0, 1
+from certvol.data import SOURCE as SOURCE
+from certvol.data import TARGET as TARGET
+
 Mode = Literal["mixed", "per_domain", "dsbn", "frozen"]
 
 
 @dataclass
 class Domains:
-    """Shared by all layers of one network: the mode, and the domains of the rows that are passing through."""
+    """The mode and the domains of the passing rows, shared by all layers of a network."""
 
     mode: Mode = "mixed"
     num_source: int | None = None
-    """Training: how many rows, from the first, are source images. None: all rows are of domain `whole_batch`."""
+    """Source rows of a training batch; None: all rows belong to the domain `whole_batch`."""
     whole_batch: int = SOURCE
     synchronised: bool = False
-    """Training: statistics over the rows of all processes."""
+    """True: training uses statistics over the rows of all processes."""
 
     @property
     def apart(self) -> bool:
+        """True if the domains have separate statistics."""
         return self.mode in ("per_domain", "dsbn")
 
 
 class DomainBatchNorm(nn.Module):
-    """BatchNorm with two sets of statistics; the second is the target's where domains are kept apart.
+    """BatchNorm with two sets of statistics, the second for the target in a mode with domains.
 
-    One value per channel has no statistics of its own: such a batch is normalised with the stored ones, which do not move.
+    A batch with one value per channel has no statistics: the stored ones normalise it and stay.
     """
 
     running_mean_2C: Tensor
@@ -50,7 +54,7 @@ class DomainBatchNorm(nn.Module):
         super().__init__()
         if layer.running_mean is None or layer.running_var is None or layer.weight is None:
             raise ValueError(
-                "a BatchNorm layer without running statistics or affine parameters cannot be split by domain"
+                "only BatchNorm with running statistics and affine parameters has domains"
             )
         self.domains = domains
         self.eps = layer.eps
@@ -61,32 +65,64 @@ class DomainBatchNorm(nn.Module):
         self.register_buffer("running_mean_2C", layer.running_mean.detach().repeat(2, 1))
         self.register_buffer("running_var_2C", layer.running_var.detach().repeat(2, 1))
 
+    def forward(self, x: Tensor) -> Tensor:
+        domains, split = self.domains, self.domains.num_source
+        synchronised = self.training and domains.synchronised
+        if not domains.apart:
+            return self._normalise(x, SOURCE)
+        if split is None:
+            return self._normalise(x, domains.whole_batch)
+        # A process without rows of a domain still takes part in statistics of all processes.
+        if split in (0, len(x)) and not synchronised:
+            return self._normalise(x, TARGET if split == 0 else SOURCE)
+        halves = self.training and x.ndim == 4 and 2 * split == len(x) and not synchronised
+        if halves and torch.compiler.is_compiling():
+            return self.normalise_halves(x)
+        return torch.cat([self._normalise(x[:split], SOURCE), self._normalise(x[split:], TARGET)])
+
     def _normalise(self, rows: Tensor, domain: int) -> Tensor:
         affine = min(domain, len(self.weight_SC) - 1)
         mean_C, var_C = self.running_mean_2C[domain], self.running_var_2C[domain]
         weight_C, bias_C = self.weight_SC[affine], self.bias_SC[affine]
         training = self.training and self.domains.mode != "frozen"
         if training and self.domains.synchronised:
-            return _over_all_processes(rows, mean_C, var_C, weight_C, bias_C, self.momentum, self.eps)
-        training = training and rows.numel() > rows.shape[1]  # one value alone has no statistics
-        return F.batch_norm(rows, mean_C, var_C, weight_C, bias_C, training, self.momentum, self.eps)
+            return self._synchronised(rows, mean_C, var_C, weight_C, bias_C)
+        training = training and rows.numel() > rows.shape[1]
+        momentum, eps = self.momentum, self.eps
+        return F.batch_norm(rows, mean_C, var_C, weight_C, bias_C, training, momentum, eps)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.domains.apart:
-            return self._normalise(x, SOURCE)
-        split = self.domains.num_source
-        if split is None:
-            return self._normalise(x, self.domains.whole_batch)
-        # Where statistics are of all processes, one without rows of a domain still takes part: others may have some.
-        if (split == 0 or split == x.shape[0]) and not (self.training and self.domains.synchronised):
-            return self._normalise(x, TARGET if split == 0 else SOURCE)
-        fusible = self.training and x.ndim == 4 and 2 * split == len(x) and not self.domains.synchronised
-        if fusible and torch.compiler.is_compiling():
-            return self.normalise_halves(x)
-        return torch.cat([self._normalise(x[:split], SOURCE), self._normalise(x[split:], TARGET)])
+    def _synchronised(
+        self, x: Tensor, mean_C: Tensor, var_C: Tensor, weight_C: Tensor, bias_C: Tensor
+    ) -> Tensor:
+        """Normalise with mean and variance of all processes' rows, gradients included.
+
+        A share of zero rows takes part too: the others wait for it. If no process has rows, nothing
+        moves.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            values = x.float()
+            shape, others = (1, -1, *[1] * (x.ndim - 2)), (0, *range(2, x.ndim))
+            per_channel = values.new_full((1,), values.numel() / values.shape[1])
+            # Differences from the running mean, equal in all processes, keep digits of large means.
+            off = values - mean_C.reshape(shape)
+            sums = [off.sum(dim=others), off.square().sum(dim=others), per_channel]
+            total = _sum_over_processes(torch.cat(sums))
+            moves, count = self.momentum * (total[-1] > 0), total[-1].clamp_min(1)
+            off_mean_C, off_square_C = (total[:-1] / count).chunk(2)
+            batch_var_C = (off_square_C - off_mean_C.square()).clamp_min(0)
+            scale_C = weight_C * (batch_var_C + self.eps).rsqrt()
+            centred = off - off_mean_C.reshape(shape)
+            out = centred * scale_C.reshape(shape) + bias_C.reshape(shape)
+            with torch.no_grad():
+                var_C.lerp_(batch_var_C * count / (count - 1).clamp_min(1), moves)
+                mean_C.add_(moves * off_mean_C)
+        return out.to(x.dtype)
 
     def normalise_halves(self, x: Tensor) -> Tensor:
-        """The same for a training batch of as many source as target rows, in a form that a compiler fuses: no slice, no copy."""
+        """Normalise a training batch of equal halves in a form that a compiler fuses.
+
+        Slices and copies would prevent that.
+        """
         halves = x.float().reshape(2, len(x) // 2, *x.shape[1:])
         var_2C, mean_2C = torch.var_mean(halves, dim=(1, 3, 4), correction=0)
         count = halves.numel() // mean_2C.numel()
@@ -99,38 +135,6 @@ class DomainBatchNorm(nn.Module):
         return out.flatten(0, 1).to(x.dtype)
 
 
-def _over_all_processes(
-    x: Tensor,
-    running_mean_C: Tensor,
-    running_var_C: Tensor,
-    weight_C: Tensor,
-    bias_C: Tensor,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """Batch normalisation with the mean and variance of all processes' rows, gradients included.
-
-    A share of zero rows takes part too, as the others wait for it. Where nobody has rows, nothing moves.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        values = x.float()
-        shape, others = (1, -1, *[1] * (x.ndim - 2)), (0, *range(2, x.ndim))
-        per_channel = values.new_full((1,), values.numel() / values.shape[1])
-        # About the running mean, which all processes share, so that no digits are lost where a mean is large.
-        off = values - running_mean_C.reshape(shape)
-        sums = _sum_over_processes(torch.cat([off.sum(dim=others), off.square().sum(dim=others), per_channel]))
-        moves, count = momentum * (sums[-1] > 0), sums[-1].clamp_min(1)
-        off_mean_C, off_square_C = (sums[:-1] / count).chunk(2)
-        var_C = (off_square_C - off_mean_C.square()).clamp_min(0)
-        with torch.no_grad():
-            running_var_C.lerp_(var_C * count / (count - 1).clamp_min(1), moves)
-        scale_C = weight_C * (var_C + eps).rsqrt()
-        out: Tensor = (off - off_mean_C.reshape(shape)) * scale_C.reshape(shape) + bias_C.reshape(shape)
-        with torch.no_grad():
-            running_mean_C.add_(moves * off_mean_C)
-    return out.to(x.dtype)
-
-
 def _sum_over_processes(values: Tensor) -> Tensor:
     from torch.distributed.nn.functional import all_reduce
 
@@ -139,31 +143,28 @@ def _sum_over_processes(values: Tensor) -> Tensor:
 
 
 def install(backbone: nn.Module, domains: Domains) -> int:
-    """Replaces every BatchNorm2d in place and returns how many there were. What timm fuses into its layers stays behind them."""
-    found = [
-        (parent, name, child)
-        for parent in backbone.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.BatchNorm2d)
-    ]
-    for parent, name, layer in found:
+    """Replace every BatchNorm2d in place and return their number.
+
+    Layers that timm fuses into its own stay behind them.
+    """
+    found = [(path, m) for path, m in backbone.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    for path, layer in found:
         own: nn.Module = DomainBatchNorm(layer, domains)
-        fused = [
-            part for part in (getattr(layer, "drop", None), getattr(layer, "act", None)) if isinstance(part, nn.Module)
-        ]
-        setattr(parent, name, nn.Sequential(own, *fused) if fused else own)
+        parts = (getattr(layer, "drop", None), getattr(layer, "act", None))
+        fused = [part for part in parts if isinstance(part, nn.Module)]
+        parent, _, name = path.rpartition(".")
+        new = nn.Sequential(own, *fused) if fused else own
+        setattr(backbone.get_submodule(parent), name, new)
     return len(found)
 
 
 def domain_layers(backbone: nn.Module) -> Iterator[DomainBatchNorm]:
-    for module in backbone.modules():
-        if isinstance(module, DomainBatchNorm):
-            yield module
+    return (module for module in backbone.modules() if isinstance(module, DomainBatchNorm))
 
 
 @torch.no_grad()
 def copy_source_to_target(backbone: nn.Module) -> None:
-    """The target's statistics, and affine parameters of its own, start where the source's are."""
+    """Start the target's statistics and affine parameters at the source's."""
     for layer in domain_layers(backbone):
         for pair in (layer.running_mean_2C, layer.running_var_2C, layer.weight_SC, layer.bias_SC):
             if len(pair) == 2:
@@ -172,18 +173,17 @@ def copy_source_to_target(backbone: nn.Module) -> None:
 
 @torch.no_grad()
 def estimate_target_statistics(
-    backbone: nn.Module, batches: Iterable[Tensor], forward: Callable[[Tensor], object] | None = None
+    backbone: nn.Module,
+    batches: Iterable[Tensor],
+    forward: Callable[[Tensor], object] | None = None,
 ) -> None:
-    """Before the first target image is trained on: the average over `batches` of target images, by their sizes.
+    """Set the statistics to their average over batches of target images, weighted by size.
 
-    `forward`: how images pass through all layers, where that is more than `backbone(images)`.
-    Every process sees all of the images, so there is nothing to synchronise.
+    `forward` replaces `backbone(images)` if more layers follow. Every process sees all images, so
+    statistics are not synchronised.
     """
     layers = list(domain_layers(backbone))
-    synchronised = [layer.domains.synchronised for layer in layers]
-    for layer in layers:
-        layer.domains.synchronised = False
-    momentum = [layer.momentum for layer in layers]
+    before = [(layer.momentum, layer.domains.synchronised) for layer in layers]
     was_training = backbone.training
     backbone.eval()
     seen = 0
@@ -191,8 +191,8 @@ def estimate_target_statistics(
         seen += len(images_NCHW)
         for layer in layers:
             layer.train()
-            layer.momentum = len(images_NCHW) / seen
+            layer.momentum, layer.domains.synchronised = len(images_NCHW) / seen, False
         (forward or backbone)(images_NCHW)
-    for layer, before, together in zip(layers, momentum, synchronised, strict=True):
-        layer.momentum, layer.domains.synchronised = before, together
+    for layer, (momentum, synchronised) in zip(layers, before, strict=True):
+        layer.momentum, layer.domains.synchronised = momentum, synchronised
     backbone.train(was_training)

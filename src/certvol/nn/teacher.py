@@ -1,4 +1,4 @@
-"""A teacher: the exponential moving average of a model, which labels in the model's stead and learns from nothing else."""
+"""A teacher: the exponential moving average of a model, which labels in its place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,46 +9,47 @@ from torch import Tensor, nn
 
 
 class Teacher(nn.Module):
-    """Follows all parameters of `student`, and the buffers (statistics) of its part `network`.
+    """Follow all parameters of `student`, and the buffers (statistics) of its part `network`.
 
-    A sub-module of its student: so it moves, is saved and is resumed with it. Its weights are buffers, without gradients. Other
-    buffers of the student are no weights but notes, and stay the same whoever is in charge.
+    The teacher is a sub-module of its student, so it moves, is saved and is resumed with it. Its
+    weights are buffers without gradients. The student's other buffers are shared by both.
     """
 
     def __init__(self, student: nn.Module, network: nn.Module, decay: float) -> None:
         super().__init__()
         self.decay = decay
-        self._whose = [student, network]  # in a list, so that they are no sub-modules of their own part
+        self._followed = [student, network]  # a list hides them from the teacher's own sub-modules
         self._pairs: list[tuple[Tensor, Tensor]] = []
         for name, tensor in self._student_tensors().items():
             self.register_buffer(own_name(name), tensor.detach().clone())
 
     def _student_tensors(self) -> dict[str, Tensor]:
-        student, network = self._whose
+        student, network = self._followed
         return {**dict(student.named_parameters()), **dict(network.named_buffers(prefix="network"))}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self._pairs = []  # a move makes other tensors of the student's buffers too
+        self._pairs = []  # a move also replaces the student's buffers
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _paired(self) -> list[tuple[Tensor, Tensor]]:
-        """(own, student's), found once: looking through all modules takes longer than the step of the average itself."""
+        """Return (own, student's) tensors, found once: a search takes longer than the averaging."""
         if not self._pairs:
-            own = dict(self.named_buffers())
-            self._pairs = [(own[own_name(name)], tensor) for name, tensor in self._student_tensors().items()]
+            own, tensors = dict(self.named_buffers()), self._student_tensors()
+            self._pairs = [(own[own_name(name)], tensor) for name, tensor in tensors.items()]
         return self._pairs
 
     @torch.no_grad()
     def start(self) -> None:
-        """As the student is now."""
+        """Copy the student as it is now."""
         for own, student in self._paired():
             own.copy_(student)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """One step towards the student. On tensors alone, in place."""
-        floats = [(own, student) for own, student in self._paired() if own.is_floating_point()]
-        torch._foreach_lerp_([own for own, _ in floats], [student for _, student in floats], 1 - self.decay)
+        """Take one step towards the student, in place and on tensors alone."""
+        floats = [pair for pair in self._paired() if pair[0].is_floating_point()]
+        own_floats, student_floats = zip(*floats, strict=True)
+        torch._foreach_lerp_(own_floats, student_floats, 1 - self.decay)
         for own, student in self._paired():
             if not own.is_floating_point():
                 own.copy_(student)
@@ -56,11 +57,11 @@ class Teacher(nn.Module):
     def _swap(self) -> None:
         for own, student in self._paired():
             own.data, student.data = student.data, own.data
-        torch.clear_autocast_cache()  # it knows weights by the parameter, and would hand the one's to the other
+        torch.clear_autocast_cache()  # it looks weights up by parameter: these have changed
 
     @contextmanager
     def in_charge(self) -> Iterator[None]:
-        """Inside: the student computes with the teacher's weights. No gradients may be recorded there."""
+        """Compute with the teacher's weights inside the context, without gradients."""
         self._swap()
         try:
             with torch.no_grad():
@@ -70,11 +71,11 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def hand_over(self) -> None:
-        """The student takes the teacher's weights."""
+        """Give the student the teacher's weights."""
         for own, student in self._paired():
             student.copy_(own)
 
 
 def own_name(name: str) -> str:
-    """Of the teacher's copy of a student's tensor: a buffer's name has no dots."""
+    """Return the name of the teacher's copy of a tensor: a buffer's name must not have dots."""
     return name.replace(".", "/")

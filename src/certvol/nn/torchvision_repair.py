@@ -1,51 +1,42 @@
-"""Imports timm where torchvision alone cannot be imported.
+"""Import timm even if torchvision alone cannot be imported.
 
-torchvision's build from PyPI, beside a CPU-only torch, fails with `operator torchvision::nms does not exist`, and timm fails
-with it: its compiled operators did not load, and it registers Python code for two of them all the same. Declaring those two
-lets the import pass. What stays broken, torchvision's JPEG decoder and NMS, is not used here.
+torchvision's build from PyPI, beside a CPU-only torch, fails with `operator torchvision::nms does
+not exist`, and timm fails with it: its compiled operators do not load, yet it registers Python code
+for two of them. Declaring those two lets the import pass. torchvision's JPEG decoder and NMS stay
+broken and are not used here.
 """
 
 import importlib
 import sys
 import warnings
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 
-# Kept for ever: a Library takes its declarations with it when it is collected.
-_declared: list[Any] = []
-
 
 def import_timm() -> ModuleType:
-    """The timm module, torchvision having been repaired if, and only if, its import failed for lack of operators."""
+    """Import timm; repair torchvision only if its import fails for lack of operators."""
     with warnings.catch_warnings():
-        # About torchvision's image extension and timm's own moved modules: nothing that a user could act on.
+        # About torchvision's image extension and timm's moved modules: users cannot act on these.
         warnings.simplefilter("ignore")
         try:
             return importlib.import_module("timm")
         except RuntimeError as error:
             if "torchvision::" not in str(error):
                 raise
-        _forget("torchvision", "timm")
-        _declare_operators()
+        # Half-imported modules would count as imported.
+        for name in [name for name in sys.modules if name.split(".")[0] in ("torchvision", "timm")]:
+            del sys.modules[name]
+        _declared_operators()
         return importlib.import_module("timm")
 
 
-def _declare_operators() -> None:
-    if _declared:
-        return
+@cache
+def _declared_operators() -> Any:
+    """Declare the missing operators; the cache keeps the library, and so its declarations."""
     library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        library.define(schema)
-    _declared.append(library)
-
-
-def _forget(*packages: str) -> None:
-    """Half-imported modules would be taken for whole ones at the next import."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in packages:
-            del sys.modules[name]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library

@@ -1,1 +1,1 @@
-"""What a run wrote, as one page to look at and as figures for papers. Nothing here trains."""
+"""Show what a run wrote: one page to look at, and figures for papers. Nothing here trains."""

@@ -7,54 +7,55 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from certvol.report.records import Features
+from certvol.report.records import Features, Indices
 
 Points = NDArray[np.float64]
-MOST_POINTS = 2000
 _COMPONENTS = 50
 _ITERATIONS = 500
-_LEAST_POINTS = 8
 
 
 class Embedding(NamedTuple):
-    rows_n: NDArray[np.int64]
+    rows_n: Indices
     pretrained_n2: Points
     adapted_n2: Points | None
-    """None where the delivered model is the pretrained one."""
+    """None if the delivered model is the pretrained one."""
 
 
-@lru_cache(maxsize=1)  # for the page, and once more for papers
-def embed(features: Features, seed: int = 0, most: int = MOST_POINTS) -> Embedding:
-    """Both with the same seed, side by side in two threads; the second turned to lie on the first as well as it can."""
+@lru_cache(maxsize=1)  # the figures for papers need it again after the page
+def embed(features: Features, seed: int = 0) -> Embedding:
+    """Lay out both with the same seed, and turn the second to match the first."""
     from threadpoolctl import threadpool_limits
 
-    chosen = np.arange(len(features.rows_n))
-    if len(chosen) > most:
-        chosen = np.sort(np.random.default_rng(seed).choice(len(chosen), most, replace=False))
-    before, after = features.pretrained_nD[chosen], features.adapted_nD[chosen]
+    before, after = features.pretrained_nD, features.adapted_nD
     same = before.shape == after.shape and np.array_equal(before, after)
-    # One thread each: scikit-learn's own threads wait for each other by spinning, which on a busy machine costs tenfold.
-    # Of OpenMP every thread has a limit of its own.
-    alone = partial(threadpool_limits, limits=1, user_api="openmp")
-    with threadpool_limits(1), ThreadPoolExecutor(2, initializer=alone) as pool:
-        laid_out = list(pool.map(lambda part: tsne(part, seed), [before] if same else [before, after]))
-    return Embedding(features.rows_n[chosen], laid_out[0], None if same else turned(laid_out[1], laid_out[0]))
+    # One thread each: on a busy machine, the threads of scikit-learn wait for each other by spinning,
+    # which makes it ten times slower. OpenMP needs the limit in every thread.
+    one_thread = partial(threadpool_limits, limits=1, user_api="openmp")
+    with threadpool_limits(1), ThreadPoolExecutor(2, initializer=one_thread) as pool:
+        parts = [before] if same else [before, after]
+        layouts = list(pool.map(lambda part: tsne(part, seed), parts))
+    adapted_n2 = None if same else rotate_onto(layouts[1], layouts[0])
+    return Embedding(features.rows_n, layouts[0], adapted_n2)
 
 
 def tsne(features_nD: NDArray[np.float32], seed: int) -> Points:
-    """Centred, and scaled so that all points lie between -1 and 1."""
+    """Return a layout that is centred and scaled to lie between -1 and 1."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
     count, dim = features_nD.shape
     features = features_nD.astype(np.float64)
-    if count < _LEAST_POINTS or not features.std(axis=0).any():
+    if not features.std(axis=0).any():
         return np.zeros((count, 2))
     if min(count, dim) > _COMPONENTS:
         features = PCA(_COMPONENTS, random_state=seed).fit_transform(features)
-    perplexity = min(30.0, (count - 1) / 3)
-    start = "pca" if features.shape[1] > 1 else "random"
-    fitted = TSNE(perplexity=perplexity, init=start, random_state=seed, max_iter=_ITERATIONS, n_jobs=1)
+    fitted = TSNE(
+        perplexity=min(30.0, (count - 1) / 3),
+        init="pca" if features.shape[1] > 1 else "random",
+        random_state=seed,
+        max_iter=_ITERATIONS,
+        n_jobs=1,
+    )
     points_n2 = np.asarray(fitted.fit_transform(features.astype(np.float32)), dtype=np.float64)
     return _scaled(points_n2)
 
@@ -64,7 +65,7 @@ def _scaled(points_n2: Points) -> Points:
     return np.asarray(points_n2 / max(float(np.abs(points_n2).max()), 1e-12))
 
 
-def turned(points_n2: Points, like_n2: Points) -> Points:
-    """Rotated or mirrored, which means nothing to t-SNE, so that images lie near their place in the other layout."""
+def rotate_onto(points_n2: Points, like_n2: Points) -> Points:
+    """Rotate or mirror a layout, which does not matter to t-SNE, so that images keep their place."""
     left, _, right = np.linalg.svd(points_n2.T @ like_n2)
     return _scaled(points_n2 @ (left @ right))

@@ -1,14 +1,14 @@
-"""What a run wrote, read back for its report.
+"""Read what a run left on disk.
 
-Runs of any age and from anywhere are read: a file that is missing or damaged costs its own sections of the page and no more,
-and `Record.notes` says so.
+Records of old, unfinished and damaged runs can be read too: a missing or damaged file removes only the
+parts of the report that need it, and `Record.notes` says so.
 """
 
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,70 +17,54 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from certvol import uncertainty
-from certvol.config import read_settings_file, shown
 from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.tables import FORMULA_SIGNS, unquoted
-from certvol.training.checkpoint import read_about
-from certvol.training.run_folder import RunFolder
+from certvol.runs.checkpoint import read_about
+from certvol.runs.folder import RunFolder
+from certvol.runs.tables import label_cell, read_metrics
+from certvol.scores import uncertainty
+from certvol.settings import read_settings_file, shown
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
 T = TypeVar("T")
-_DAMAGED = (
-    OSError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    csv.Error,
-    SafetensorError,
-)
+_UNPARSED = (csv.Error, SafetensorError, RecursionError)
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, *_UNPARSED)
 
-
-# Of the columns of measures.csv, those that need no label, the preferred first.
-MEASURES = {
-    "sigma": uncertainty.MEASURES["sigma"],
-    **{name: uncertainty.MEASURES[name] for name in uncertainty.LABEL_FREE},
-}
-LABELLED_MEASURES = {name: measure.title for name, measure in uncertainty.MEASURES.items() if measure.needs_labels}
+MEASURES = {name: uncertainty.MEASURES[name] for name in ("sigma", *uncertainty.LABEL_FREE)}
+"""The certainty measures that the report shows, sigma first. Declare a new one in `uncertainty`."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """A row per target image, in the order of predictions.csv."""
+    """The target images, one row each, in the order of predictions.csv and measures.csv."""
 
     paths: list[str]
-    predicted_N: NDArray[np.int64]
-    true_N: NDArray[np.int64] | None
-    """None where the run knows no labels, or did not write them down."""
+    predicted_N: Indices
+    true_N: Indices | None
+    """None if the run has no labels."""
     measures: dict[str, Floats]
-
-    @property
-    def certainty(self) -> str:
-        """The measure that orders the images: sigma, or else the largest probability."""
-        return "sigma" if "sigma" in self.measures else "probability"
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Of at most 2,000 target images."""
+    """The features of at most 2,000 target images."""
 
-    rows_n: NDArray[np.int64]
+    rows_n: Indices
     pretrained_nD: NDArray[np.float32]
     adapted_nD: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Record:
+    """Everything the report shows of a run."""
+
     path: Path
     settings: dict[str, Any]
     """Flat: `training.cycles` -> 40."""
     environment: dict[str, Any]
     about: dict[str, Any]
-    """What the weights say of themselves: method, classes, which model was delivered and why."""
+    """The metadata of the weights: method, classes, which model was delivered and why."""
     classes: list[str]
     history: list[dict[str, Any]]
     scores: list[dict[str, Any]]
@@ -90,11 +74,11 @@ class Record:
     evaluation: dict[str, Any] | None
     features: Features | None
     warnings: list[str]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     @property
     def name(self) -> str:
-        """Its folder's; of one that is only a number, as a benchmark names them, with those above it: F-R/cvp/0."""
+        """The folder's name; for a benchmark's run, named by its seed, also those above: F-R/cvp/0."""
         parts = self.path.parts[-3:] if self.path.name.isdecimal() else self.path.parts[-1:]
         return printable("/".join(parts) or str(self.path))
 
@@ -107,64 +91,68 @@ class Record:
         place = self.settings.get("data.target")
         return Path(place) if isinstance(place, str) else None
 
+    @property
+    def certainty(self) -> str:
+        """The measure that orders the images: sigma, or the largest probability without it."""
+        return "sigma" if self.images and "sigma" in self.images.measures else "probability"
+
 
 def read_record(path: str | Path) -> Record:
-    """Raises UserError where `path` is no run; of a run that has not ended there is less to see."""
+    """Read a run; UserError if `path` does not hold one."""
     folder = RunFolder(Path(path).absolute())
     if not folder.holds_a_run:
         raise UserError(
-            f"{printable(str(path))} holds no run (no config.yaml); expected a folder that `certvol adapt` made"
+            f"{printable(str(path))} is not a run (it has no config.yaml); "
+            "give a folder that `certvol adapt` made"
         )
     folder.check_links()
     notes: list[str] = []
 
-    def read(file: Path, how: Callable[[Path], T]) -> T | None:
+    def read(file: Path, parse: Callable[[Path], T]) -> T | None:
         if not file.exists():
             return None
         try:
-            return how(file)
+            return parse(file)
         except _DAMAGED as error:
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             notes.append(f"{file.name} is damaged and was left out: {printable(reason)}")
             return None
 
     about = read(folder.model, read_about) or read(folder.pretrained, read_about) or {}
-    metrics = read(folder.metrics, _metrics)
-    evaluation = read(folder.path / "evaluation.json", _json_object)
-    measured = read(folder.path / "measures.csv", _columns)
-    predicted = read(folder.predictions, _columns)
-    classes = _classes(about, metrics, predicted)
-    images = None
-    if predicted is not None:
-        images = read(folder.predictions, lambda _: _images(predicted, None, classes))
-    if images is not None and measured is not None and predicted is not None:
-        images = read(folder.path / "measures.csv", lambda _: _images(predicted, measured, classes)) or images
-    features = None
+    named = about.get("classes")
+    classes = [str(name) for name in named] if isinstance(named, list) else []
+    images, features = None, None
+    if classes:
+        # measures.csv has the columns of predictions.csv and more.
+        images = read(folder.measures, lambda file: _images(file, classes))
+        images = images or read(folder.predictions, lambda file: _images(file, classes))
     if images is not None:
         count = len(images.paths)
-        features = read(folder.path / "features.safetensors", lambda file: _features(file, count))
+        features = read(folder.features, lambda file: _features(file, count))
+    warnings = read(folder.warnings, _json_lines) or []
     if not folder.finished:
-        notes.append("The run is not complete: this page shows what there is so far.")
+        notes.append("The run is not complete: this page shows what is there so far.")
     return Record(
         path=folder.path,
-        settings=_printable_settings(read_settings_file(folder.config)),
+        settings=_plain_settings(read_settings_file(folder.config)),
         environment=read(folder.environment, _json_object) or {},
         about=about,
         classes=classes,
-        history=read(folder.journal.history, _lines) or [],
-        scores=read(folder.journal.scores, _lines) or [],
-        seconds=_whole_time(read(folder.timing, _lines) or []),
-        metrics=metrics,
+        history=read(folder.journal.history, _json_lines) or [],
+        scores=read(folder.journal.scores, _json_lines) or [],
+        seconds=_total_seconds(read(folder.timing, _json_lines) or []),
+        metrics=read(folder.metrics, read_metrics),
         images=images,
-        evaluation=evaluation,
+        evaluation=read(folder.evaluation, _json_object),
         features=features,
-        warnings=_warnings(read(folder.path / "warnings.jsonl", _lines) or []),
+        # A resumed run may have repeated a warning.
+        warnings=list(dict.fromkeys(str(w["warning"]) for w in warnings if "warning" in w)),
         notes=notes,
     )
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else that a file may hold in its place."""
+    """Return a finite number as a float, and None for anything else a file may hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
@@ -175,7 +163,7 @@ def numbers(values: Any) -> list[float | None]:
 
 
 def section(place: Any, *names: str) -> dict[str, Any]:
-    """The mapping at a path of names; empty where there is none."""
+    """Return the mapping at a path of names; empty if there is none."""
     for name in names:
         place = place.get(name) if isinstance(place, Mapping) else None
     return dict(place) if isinstance(place, Mapping) else {}
@@ -188,16 +176,8 @@ def _json_object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _metrics(file: Path) -> dict[str, Any]:
-    found = _json_object(file)
-    for key in ("source_only", "adapted"):
-        if number(found[key]["accuracy"]) is None or not isinstance(found[key]["per_class"], dict):
-            raise ValueError(f"no figures of `{key}`")
-    return found
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """A last line that was cut off while being written is left out."""
+def _json_lines(file: Path) -> list[dict[str, Any]]:
+    """Skip what is not a JSON object, such as a last line that was cut off."""
     found = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
@@ -209,88 +189,54 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _columns(file: Path) -> dict[str, list[str]]:
+def _images(file: Path, classes: list[str]) -> Images:
     with file.open(encoding="utf-8", errors="surrogateescape", newline="") as opened:
-        reader = csv.reader(opened)
-        names = next(reader, [])
-        rows = [row for row in reader if row]
-    if not rows or "path" not in names or any(len(row) != len(names) for row in rows):
-        raise ValueError("no table with a row per image")
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        names, *rows = filter(None, csv.reader(opened))
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    label_of = {label_cell(name): i for i, name in enumerate(classes)}
 
+    def labels(cells: Sequence[str]) -> Indices:
+        return np.array([label_of[cell] for cell in cells], dtype=np.int64)
 
-def _unescaped(cell: str) -> str:
-    """A class name as it was before tables.py kept spreadsheets from running it."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_SIGNS) else unquoted(cell)
-
-
-def _classes(
-    about: Mapping[str, Any], metrics: Mapping[str, Any] | None, predicted: Mapping[str, list[str]] | None
-) -> list[str]:
-    named = about.get("classes")
-    if isinstance(named, list) and named and all(isinstance(name, str) for name in named):
-        return list(named)
-    if metrics is not None:
-        return [str(name) for name in metrics["adapted"]["per_class"]]
-    return sorted({_unescaped(label) for label in (predicted or {}).get("label", [])})
-
-
-def _images(predicted: Mapping[str, list[str]], measured: Mapping[str, list[str]] | None, classes: list[str]) -> Images:
-    position = {name: i for i, name in enumerate(classes)}
-
-    def labels(cells: list[str]) -> NDArray[np.int64]:
-        return np.array([position[_unescaped(cell)] for cell in cells], dtype=np.int64)
-
-    source = predicted if measured is None else measured
-    if source["path"] != predicted["path"]:
-        raise ValueError("its images are not those of predictions.csv")
-    measures: dict[str, Floats] = {}
+    measures = {}
     for name in MEASURES:
-        cells = source.get(name) or []
-        if cells and all(cells):
-            values = np.array([float(cell) for cell in cells])
-            if not np.isfinite(values).all():
-                raise ValueError(f"`{name}` holds what is no finite number")
-            measures[name] = values
+        if all(cells := columns.get(name, ("",))):
+            measures[name] = np.array([float(cell) for cell in cells])
+            if not np.isfinite(measures[name]).all():
+                raise ValueError(f"`{name}` has values that are not finite numbers")
     if "probability" not in measures:
-        raise ValueError("no probabilities")
-    truth = source.get("truth") or []
+        raise ValueError("it has no probabilities")
+    truth = columns.get("truth", ("",))
     return Images(
-        paths=[unquoted(cell) for cell in predicted["path"]],
-        predicted_N=labels(predicted["label"]),
-        true_N=labels(truth) if truth and all(truth) else None,
+        paths=list(columns["path"]),
+        predicted_N=labels(columns["prediction" if "prediction" in columns else "label"]),
+        true_N=labels(truth) if all(truth) else None,
         measures=measures,
     )
 
 
 def _features(file: Path, count: int) -> Features:
-    found = load(file.read_bytes())  # safetensors itself opens no path that is not Unicode
+    found = load(file.read_bytes())  # load_file refuses paths that are not Unicode
     rows_n = found["indices"].astype(np.int64)
-    pretrained_nD, adapted_nD = (found[name].astype(np.float32) for name in ("pretrained", "adapted"))
-    if rows_n.ndim != 1 or len(rows_n) < 8 or not len(rows_n) == len(pretrained_nD) == len(adapted_nD):
-        raise ValueError("too few images, or not the same for both models")
+    pretrained_nD, adapted_nD = (found[k].astype(np.float32) for k in ("pretrained", "adapted"))
+    if rows_n.ndim != 1 or not len(rows_n) == len(pretrained_nD) == len(adapted_nD) >= 8:
+        raise ValueError("too few images, or not the same images for both models")
     if rows_n.min() < 0 or rows_n.max() >= count:
         raise ValueError("its images are not those of predictions.csv")
     if not (np.isfinite(pretrained_nD).all() and np.isfinite(adapted_nD).all()):
-        raise ValueError("some features are no finite numbers")
+        raise ValueError("some features are not finite numbers")
     return Features(rows_n, pretrained_nD, adapted_nD)
 
 
-def _printable_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A settings file may hold anything, also what aliases make longer than memory."""
+def _plain_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn lists and mappings into text; YAML aliases can make them longer than memory."""
+    plain = str | int | float | bool | None
     return {
-        name: value if isinstance(value, str | int | float | bool | None) else shown(value)
-        for name, value in flat.items()
+        name: value if isinstance(value, plain) else shown(value) for name, value in flat.items()
     }
 
 
-def _whole_time(lines: list[dict[str, Any]]) -> float | None:
-    whole = [
-        seconds for line in lines if line.get("phase") == "all" and (seconds := number(line.get("seconds"))) is not None
-    ]
-    return sum(whole) if whole else None
-
-
-def _warnings(lines: list[dict[str, Any]]) -> list[str]:
-    """Each once: a run that was resumed may have warned again."""
-    return list(dict.fromkeys(str(line["warning"]) for line in lines if "warning" in line))
+def _total_seconds(timing: list[dict[str, Any]]) -> float | None:
+    """Add up the time of each part of a run that was stopped and resumed."""
+    parts = [number(line.get("seconds")) for line in timing if line.get("phase") == "all"]
+    return sum(part or 0.0 for part in parts) if parts else None

@@ -1,4 +1,4 @@
-"""Which images each step of a cycle gets, by the settings, and which target images must be labelled for it."""
+"""Plan a run: its steps, its learning rate, and which images each step of a cycle gets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from certvol.config import TrainingConfig
 from certvol.data.batches import (
     CyclePlan,
     batch_shape,
@@ -18,16 +17,51 @@ from certvol.data.batches import (
     plan_plain_cycle,
     plan_source_cycle,
 )
-from certvol.seeding import numpy_generator
-from certvol.training.labeller import Labeller
-from certvol.training.pseudo_labels import Filed
+from certvol.methods._base import AdaptationMethod
+from certvol.randomness import numpy_generator
+from certvol.settings import TrainingConfig
+from certvol.training.pseudo_labels._labeller import Labeller
+from certvol.training.pseudo_labels._pools import Pools
 
 Indices = NDArray[np.int64]
 
 
+def adaptation_rate(config: TrainingConfig, progress: float) -> float:
+    """Return the learning rate at `progress` (0 to 1) of adaptation."""
+    given = config.adapt_learning_rate
+    start = config.learning_rate if given is None else given
+    if config.schedule == "constant":
+        return start
+    return start / float((1 + 10 * progress) ** config.schedule_exponent)
+
+
+def steps_per_cycle(config: TrainingConfig, num_classes: int) -> int:
+    """Return the setting; 0 stands for the authors' rule, 5 * ceil(classes / 16)."""
+    return config.cycle_steps if config.cycle_steps > 0 else 5 * -(-num_classes // 16)
+
+
+def steps_of_run(config: TrainingConfig, method: AdaptationMethod) -> int:
+    """Return the steps of both phases; trials of norm modes are not counted."""
+    stages = method.stages if method.adapts and not method.closed_form else 0
+    per_cycle = steps_per_cycle(config, method.network.num_classes)
+    return config.pretrain_steps + stages * config.cycles * per_cycle
+
+
+def stage_of(cycle: int, cycles: int) -> tuple[int, int, int]:
+    """Return the stage of a cycle, its first cycle and the one after its last.
+
+    Every stage has `cycles` cycles.
+    """
+    number = cycle // cycles
+    return number, number * cycles, (number + 1) * cycles
+
+
 class Planner:
-    """`kept`: the source images to train on; `source_labels`: of all source images; `num_target`: how many target images;
-    `usual`: the batches of adaptation by this method, where the settings leave them open."""
+    """Plans by the settings.
+
+    `kept` are the source images to train on, `source_labels` the labels of all source images;
+    `usual` are the method's batches of adaptation, for `training.batches auto`.
+    """
 
     def __init__(
         self,
@@ -38,48 +72,64 @@ class Planner:
         num_target: int,
         usual: Literal["balanced", "plain"] = "balanced",
     ) -> None:
-        self.settings, self.seed, self.num_classes, self.num_target = settings, settings.seed, num_classes, num_target
+        self.settings, self.seed = settings, settings.seed
+        self.num_classes, self.num_target = num_classes, num_target
         self.kept, self.source_labels = kept, source_labels
-        self.source_pools = [kept[positions] for positions in by_class(source_labels[kept], num_classes)]
+        positions = by_class(source_labels[kept], num_classes)
+        self.source_pools = [kept[positions_N] for positions_N in positions]
         self.shape = batch_shape(settings.batch_size, num_classes)
-        self.plain_pretraining = settings.batches == "plain"
         self.plain = (usual if settings.batches == "auto" else settings.batches) == "plain"
-
-    def _visits(self, first_step: int, steps: int, stream: str) -> Indices:
-        return class_visits(self.num_classes, self.shape.classes, first_step, steps, self.seed, stream)
 
     def pretraining(self, cycle: int, first_step: int, steps: int) -> CyclePlan:
         rng = numpy_generator(self.seed, "pretrain.batches", cycle)
-        if self.plain_pretraining:
+        if self.settings.batches == "plain":
             nothing = np.empty((steps, 0), dtype=np.int64)
-            return plan_plain_cycle(self.kept, self.source_labels, nothing, nothing[0], self.settings.batch_size, rng)
+            return self._plain(nothing, nothing[0], rng)
         visits_SK = self._visits(first_step, steps, "pretrain.classes")
         return plan_source_cycle(self.source_pools, visits_SK, self.shape, rng)
 
     def adaptation(
-        self, cycle: int, first_step: int, steps: int, labeller: Labeller, between_chunks: Callable[[], None]
-    ) -> tuple[CyclePlan, Filed]:
-        """Labels, by the model as it is, as many target images as these steps will draw."""
+        self,
+        cycle: int,
+        first_step: int,
+        steps: int,
+        labeller: Labeller,
+        between_chunks: Callable[[], None],
+    ) -> tuple[CyclePlan, Pools]:
+        """Label as many target images as these steps draw, and plan the steps."""
         rng = numpy_generator(self.seed, "adapt.batches", cycle)
         if self.plain:
             target_SN = self._draw_target(np.arange(self.num_target), steps, rng)
-            filed = labeller.label_images(cycle, np.unique(target_SN), between_chunks)
-            return self._plain(target_SN, filed.labels_of(self.num_target), rng), filed
+            pools = labeller.label_images(cycle, np.unique(target_SN), between_chunks)
+            labels_N = pools.labels_of(self.num_target)
+            if (labels_N[target_SN] < 0).any():  # the rule left images out: draw from the others
+                target_SN = self._draw_target(np.flatnonzero(labels_N >= 0), steps, rng)
+            return self._plain(target_SN, labels_N, rng), pools
         visits_SK = self._visits(first_step, steps, "adapt.classes")
-        filed = labeller.label(cycle, images_needed(visits_SK, self.num_classes, self.shape), between_chunks)
-        return plan_mixed_cycle(self.source_pools, filed.pools, visits_SK, self.shape, rng), filed
+        needed_C = images_needed(visits_SK, self.num_classes, self.shape)
+        pools = labeller.label(cycle, needed_C, between_chunks)
+        return self._balanced(pools, visits_SK, rng), pools
 
     def labelled_adaptation(
         self, cycle: int, first_step: int, steps: int, labels_N: Indices
-    ) -> tuple[CyclePlan, Filed]:
-        """`labels_N`: of all target images; those below 0 are left out."""
+    ) -> tuple[CyclePlan, Pools]:
+        """Plan the steps from labels of all target images; -1 leaves an image out."""
         rng = numpy_generator(self.seed, "adapt.batches", cycle)
         order = numpy_generator(self.seed, "label.order", cycle).permutation(self.num_target)
-        filed = Filed([order[labels_N[order] == label] for label in range(self.num_classes)], self.num_target)
+        by_label = [order[labels_N[order] == label] for label in range(self.num_classes)]
+        pools = Pools(by_label, self.num_target)
         if self.plain:
-            return self._plain(self._draw_target(np.flatnonzero(labels_N >= 0), steps, rng), labels_N, rng), filed
+            target_SN = self._draw_target(np.flatnonzero(labels_N >= 0), steps, rng)
+            return self._plain(target_SN, labels_N, rng), pools
         visits_SK = self._visits(first_step, steps, "adapt.classes")
-        return plan_mixed_cycle(self.source_pools, filed.pools, visits_SK, self.shape, rng), filed
+        return self._balanced(pools, visits_SK, rng), pools
+
+    def _visits(self, first_step: int, steps: int, stream: str) -> Indices:
+        per_batch = self.shape.classes
+        return class_visits(self.num_classes, per_batch, first_step, steps, self.seed, stream)
+
+    def _balanced(self, pools: Pools, visits_SK: Indices, rng: np.random.Generator) -> CyclePlan:
+        return plan_mixed_cycle(self.source_pools, pools.by_class, visits_SK, self.shape, rng)
 
     def _draw_target(self, pool: Indices, steps: int, rng: np.random.Generator) -> Indices:
         return draw_plain(pool, steps, self.settings.batch_size // 2, rng)

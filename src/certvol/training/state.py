@@ -1,7 +1,8 @@
-"""All that changes as a run goes on, as one piece that becomes a checkpoint and comes back from it."""
+"""Everything that changes during a run: it becomes a checkpoint, and comes back from one."""
 
 import dataclasses
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -9,67 +10,130 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.data.batches import CyclePlan
-from certvol.methods.protocol import AdaptationMethod, Labelled
-from certvol.training.checkpoint import (
+from certvol.methods._base import AdaptationMethod, Labelled
+from certvol.nn import norm
+from certvol.runs.checkpoint import (
     State,
     load_into,
     optimizer_tensors,
     restore_optimizer,
+    trained_tensors,
     with_prefix,
     without_prefix,
 )
-from certvol.training.choice import Choice
-from certvol.training.guard import Guard
-from certvol.training.position import Position
-from certvol.training.stepper import Stepper
+from certvol.training.model_choice import ModelChoice
+from certvol.training.step import Stepper
+
+Phase = Literal["pretrain", "trial", "adapt", "done"]
+SETTLED_CYCLES = 2  # in a row that must change few labels
+
+
+@dataclass
+class Position:
+    """Where a run stands. `cycle` counts finished cycles of the phase, `step` steps of the next one."""
+
+    phase: Phase = "pretrain"
+    mode: norm.Mode = "mixed"
+    cycle: int = 0
+    step: int = 0
+    trial: str | None = None
+    """The norm mode on trial."""
+    trial_scores: dict[str, float | None] = field(default_factory=dict)
+    """Score of each norm mode tried; None if it collapsed."""
+    trial_accuracies: dict[str, float | None] = field(default_factory=dict)
+    """Accuracy of each on held-out source images, if there are any."""
+    collapse: list[str] = field(default_factory=list)
+    """The signs of collapse for which the guard ended adaptation."""
+    changed: float = 1.0
+    """Share of the watched target images that the newest cycle predicts otherwise than the one before."""
+    steady: int = 0
+    """Cycles in a row that changed few labels."""
+    settled: float | None = None
+    """The share of labels that changed last, if adaptation ended because they had settled."""
+
+    def check(self) -> None:
+        """Raise ValueError for values that no run has; the modes become parts of paths."""
+        modes = get_args(norm.Mode)
+        counts = (self.cycle, self.step, self.steady)
+        if (
+            self.phase not in get_args(Phase)
+            or self.mode not in modes
+            or self.trial not in (None, *modes)
+            or not all(isinstance(count, int) and count >= 0 for count in counts)
+            or not _are_scores(self.trial_scores)
+            or not _are_scores(self.trial_accuracies)
+            or not isinstance(self.collapse, list)
+            or not isinstance(self.changed, float | int)
+            or not isinstance(self.settled, float | int | None)
+        ):
+            raise ValueError("invalid training position in checkpoint")
+
+
+def _are_scores(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(score, float | int | None) for score in found.values()
+    )
 
 
 class RunState:
-    """Weights and momentum are in the method and in the stepper; the rest is here."""
+    """Position, plan and labels, beside the weights and the momentum in `method` and `stepper`."""
 
-    def __init__(self, method: AdaptationMethod, stepper: Stepper, guard: Guard, choice: Choice) -> None:
-        self.method, self.stepper, self.guard, self.choice = method, stepper, guard, choice
+    def __init__(self, method: AdaptationMethod, stepper: Stepper, choice: ModelChoice) -> None:
+        self.method, self.stepper, self.choice = method, stepper, choice
         self.position = Position(mode=method.network.domains.mode)
         self.plan: CyclePlan | None = None
         self.labelled: Labelled | None = None
-        """All target images, by a method that labels them so."""
+        """Labels of all target images, from a method or rule that labels the whole target."""
         self.pretrained_NC: NDArray[np.float32] | None = None
         """Probabilities of the watched target images by the pretrained model."""
+        self.watched_N: NDArray[np.int64] | None = None
+        """Predictions of the watched target images after the newest cycle."""
 
-    def note(self, labelled: Labelled | None) -> None:
+    def set_labelled(self, labelled: Labelled | None) -> None:
         self.labelled = labelled
         self.stepper.tables = labelled.tables if labelled is not None else {}
 
-    def checkpoint(self, further_facts: dict[str, Any]) -> State:
-        tensors = {**with_prefix("method", self.method.state_dict()), **optimizer_tensors(self.stepper.optimizer)}
+    def checkpoint(self) -> State:
+        tensors = {
+            **with_prefix("method", trained_tensors(self.method)),
+            **optimizer_tensors(self.stepper.optimizer),
+            **with_prefix("choice", self.choice.tensors()),
+        }
         if self.plan is not None:
-            plan = {f.name: torch.from_numpy(getattr(self.plan, f.name)) for f in dataclasses.fields(self.plan)}
+            arrays = {f.name: getattr(self.plan, f.name) for f in dataclasses.fields(self.plan)}
+            plan = {name: torch.from_numpy(array) for name, array in arrays.items()}
             tensors |= with_prefix("plan", plan)
         if self.pretrained_NC is not None:
             tensors["pretrained_NC"] = torch.from_numpy(self.pretrained_NC)
-        tensors |= with_prefix("choice", self.choice.tensors())
+        if self.watched_N is not None:
+            tensors["watched_N"] = torch.from_numpy(self.watched_N)
         if self.labelled is not None:
-            tensors |= {"labelled": self.labelled.labels_N, **with_prefix("tables", self.labelled.tables)}
-        facts = {
-            "position": dataclasses.asdict(self.position),
-            "guard": self.guard.facts(),
-            "choice": self.choice.facts(),
-        }
-        return State(tensors, facts | further_facts)
+            tensors["labelled"] = self.labelled.labels_N
+            tensors |= with_prefix("tables", self.labelled.tables)
+        position = dataclasses.asdict(self.position)
+        return State(tensors, {"position": position, "choice": self.choice.facts()})
 
-    def take(self, state: State) -> None:
-        """Goes to where a checkpoint stands. KeyError, TypeError, ValueError and the like where it is none of this run."""
+    def restore(self, state: State) -> None:
+        """Go back to a checkpoint; KeyError, TypeError, ValueError and the like if it is not one of this run."""
         self.position = Position(**state.facts["position"])
         self.position.check()
-        self.guard.restore(state.facts["guard"])
         self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))
         self.method.network.domains.mode = self.position.mode
         load_into(self.method, without_prefix("method", state.tensors), "the checkpoint")
         restore_optimizer(self.stepper.new_optimizer(), state.tensors)
         pretrained = state.tensors.get("pretrained_NC")
         self.pretrained_NC = None if pretrained is None else pretrained.numpy()
+        watched = state.tensors.get("watched_N")
+        self.watched_N = None if watched is None else watched.numpy()
         self.plan = self._plan_in(state.tensors)
-        self.note(self._labelled_in(state.tensors))
+        self.set_labelled(self._labelled_in(state.tensors))
+
+    def note_change(self, changed: float, most: float) -> None:
+        """Count a cycle that changed a share of the labels, at most `most` if it was quiet."""
+        position = self.position
+        position.steady = position.steady + 1 if changed <= most else 0
+        if position.steady >= SETTLED_CYCLES and position.trial is None:
+            position.settled = changed
 
     def _plan_in(self, tensors: dict[str, Tensor]) -> CyclePlan | None:
         found = without_prefix("plan", tensors)
@@ -84,9 +148,10 @@ class RunState:
         if "labelled" not in tensors:
             return None
         labels_N, tables = tensors["labelled"], without_prefix("tables", tensors)
-        views = self.stepper.views
+        views, classes = self.stepper.views, self.method.network.num_classes
         if any(len(tensor) != len(views.target) for tensor in (labels_N, *tables.values())):
-            raise ValueError("its labels are of other images")
-        if labels_N.dtype != torch.int64 or not bool((labels_N < self.method.network.num_classes).all()):
-            raise ValueError("its labels are none of these classes")
-        return Labelled(labels_N.to(views.device), {name: table.to(views.device) for name, table in tables.items()})
+            raise ValueError("the labels in the checkpoint are for other images")
+        if labels_N.dtype != torch.int64 or not bool((labels_N < classes).all()):
+            raise ValueError("the labels in the checkpoint are for other classes")
+        on_device = {name: table.to(views.device) for name, table in tables.items()}
+        return Labelled(labels_N.to(views.device), on_device)

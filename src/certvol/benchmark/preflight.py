@@ -1,0 +1,104 @@
+"""Catch errors that would fail every run, or mix unlike runs, before a benchmark starts."""
+
+import json
+from pathlib import Path
+
+from certvol.benchmark.plan import Methods, Request
+from certvol.data.folders import printable
+from certvol.device import pick_device
+from certvol.errors import UserError
+from certvol.nn.backbones import describe
+from certvol.runs.folder import RunFolder
+from certvol.scores.validators import VALIDATORS
+from certvol.settings import Config, flatten, read_settings_file, resolve
+from certvol.training import named_choices, pseudo_labels
+
+# Settings that change where and how fast a run is, but not its result; a seed has its own folder.
+WITHOUT_EFFECT = frozenset(
+    "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share "
+    "data.max_megapixels training.device training.seed training.log_every training.tensorboard "
+    "training.checkpoint_seconds training.checkpoint_previous training.compile training.record "
+    "model.hub guard.keep".split()
+)
+
+
+def check_options(request: Request) -> None:
+    if not request.seeds or min(request.seeds) < 0:
+        raise UserError("--seeds needs whole numbers from 0, such as 0,1,2")
+    if request.workers < 1:
+        raise UserError(f"--workers should be 1 or more, found {request.workers}")
+    if not 0 < request.gpu_share <= 1:
+        raise UserError(f"--gpu-share should be above 0 and at most 1, found {request.gpu_share}")
+    if request.validator not in VALIDATORS:
+        known = ", ".join(VALIDATORS)
+        raise UserError(f"unknown validator `{request.validator}` (validators: {known})")
+
+
+def check_folder(out: Path, suite: str, root: Path | None) -> None:
+    """Refuse a folder of a run, of another suite, or with runs on data from another root.
+
+    If the earlier root no longer exists, it was moved.
+    """
+    if RunFolder(out).holds_a_run:
+        raise UserError(f"{out} is a run; give another folder as --out")
+    try:
+        before = json.loads((out / "benchmark.json").read_text(encoding="utf-8"))
+        earlier_suite, earlier_root = before["suite"], before.get("data")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"cannot use {out} for the benchmark: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{out / 'benchmark.json'} is damaged; give another --out") from None
+    if earlier_suite != suite:
+        raise UserError(
+            f"{out} holds the benchmark {earlier_suite}, not {suite}; give another --out"
+        )
+    if root is None or earlier_root is None or not Path(earlier_root).exists():
+        return
+    if not Path(earlier_root).samefile(root):
+        raise UserError(
+            f"the runs in {out} were made from {printable(earlier_root)}, not from "
+            f"{printable(str(root))}; give the same --data, or another --out"
+        )
+
+
+def check_network(config: Config, device_here: bool) -> None:
+    """Raise UserError if the device, backbone or weights file of some runs does not exist.
+
+    `device_here`: the runs use this machine's device.
+    """
+    if device_here:
+        pick_device(config.training.device)
+    describe(config.model.backbone, config.data.image_size)
+    weights = config.model.weights
+    if weights not in (None, "none") and not Path(weights).is_file():
+        found = "is not a file" if Path(weights).exists() else "not found"
+        raise UserError(
+            f"weights file {printable(weights)} {found}; check the path, or use --weights none to "
+            "train from scratch"
+        )
+
+
+def check_same_settings(folder: Path, planned: Config, methods: Methods) -> None:
+    """Refuse a run made with other settings than its method has now: a mean needs like runs."""
+    try:
+        given = read_settings_file(folder / "config.yaml")
+    except UserError:
+        return  # missing, or damaged: the run's status says so
+    again = "give another --out, or the settings it was made with"
+    try:
+        rules, choices = pseudo_labels.config_classes(), named_choices()
+        earlier = resolve(methods, file=given, rules=rules, choices=choices)
+        before = flatten(earlier.as_dict(), str(folder))
+    except UserError as error:
+        raise UserError(f"{folder} was made with invalid settings ({error}); {again}") from None
+    now = flatten(planned.as_dict(), "settings")
+    if now["model.feature_dims"] is None:  # each run chooses, by its number of images
+        now["model.feature_dims"] = before["model.feature_dims"]
+    for name in sorted({*before, *now} - WITHOUT_EFFECT):
+        if before.get(name) != now.get(name):
+            raise UserError(
+                f"{folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; "
+                f"{again}"
+            )

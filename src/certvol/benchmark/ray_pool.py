@@ -1,0 +1,123 @@
+"""Run jobs on a Ray cluster.
+
+Every machine must see data, settings and run folders under the same paths.
+"""
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from certvol.benchmark.plan import Job
+from certvol.benchmark.pool import POLL_SECONDS, TRIES, Ended, Running
+from certvol.benchmark.worker import Outcome, Worker
+from certvol.errors import UserError
+from certvol.progress import StopSignal
+
+LOCAL = "local"
+CONNECT_SECONDS = 5.0
+LOOK_SECONDS = 1.0  # between two looks at the cluster
+
+
+def run_job(job: Job) -> Outcome:
+    """Do one job inside a worker of Ray, which has set CUDA_VISIBLE_DEVICES.
+
+    If the worker dies, the run's process saves its state and ends too. If the process dies, raise,
+    so that Ray tries again.
+    """
+    worker = Worker({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+    try:
+        worker.start(job)
+        while (outcome := worker.outcome()) is None:
+            time.sleep(POLL_SECONDS)
+    finally:
+        worker.end()
+    if outcome.status == "died":
+        raise ChildProcessError(outcome.reason)
+    return outcome
+
+
+def _check_reachable(address: str) -> None:
+    """Try to connect: Ray itself would try for a quarter of an hour."""
+    found = re.fullmatch(r"(?:ray://)?\[?([^/\s]+?)\]?:(\d{1,5})", address)
+    if found is None:
+        return  # `auto`, or another word that Ray knows
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).lower()
+        raise UserError(f"no Ray cluster at {address}: {reason}; check --ray") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class RayPool:
+    """Jobs on a cluster: as many at a time as its resources allow.
+
+    `workers` limits a cluster started here; `gpu_share` is each job's share of a GPU.
+    """
+
+    def __init__(self, address: str, workers: int, gpu_share: float) -> None:
+        try:
+            ray: Any = import_module("ray")
+        except ImportError:
+            raise UserError("--ray needs Ray; run `pip install 'certvol[ray]'`") from None
+        self.ray = ray
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+        if address == LOCAL:
+            options |= {"num_cpus": workers, "include_dashboard": False}
+        else:
+            _check_reachable(address)
+        try:
+            ray.init(**options)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            reason = _first_line(error)
+            raise UserError(f"no Ray cluster at {address}: {reason}; check --ray") from None
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        self.remote: Any = ray.remote(run_job).options(
+            num_cpus=1,
+            num_gpus=gpu_share if has_gpus else 0,
+            max_retries=TRIES - 1,
+            retry_exceptions=[ChildProcessError],
+        )
+
+    def run(
+        self, jobs: Sequence[Job], ended: Ended, running: Running, stop_signal: StopSignal
+    ) -> int | None:
+        pending = {self.remote.remote(job): job for job in jobs}
+        started = time.monotonic()
+        try:
+            while pending:
+                if (number := stop_signal()) is not None:
+                    self._stop(list(pending))
+                    return number
+                ready, _ = self.ray.wait(list(pending), timeout=LOOK_SECONDS)
+                for reference in ready:
+                    ended(pending.pop(reference), self._outcome(reference, started))
+                running([job for job in pending.values() if (job.folder / "lock").exists()])
+            return None
+        finally:
+            self.ray.shutdown()
+
+    def _outcome(self, reference: Any, started: float) -> Outcome:
+        try:
+            outcome: Outcome = self.ray.get(reference)
+            return outcome
+        except ChildProcessError as error:
+            reason = f"{error}, {TRIES} times"
+        except self.ray.exceptions.RayError as error:
+            reason = f"its Ray worker died {TRIES} times ({_first_line(error)})"
+        return Outcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
+
+    def _stop(self, pending: list[Any]) -> None:
+        """Let the workers end their runs, which save their state."""
+        for reference in pending:
+            self.ray.cancel(reference)
+        self.ray.wait(pending, num_returns=len(pending), timeout=60)

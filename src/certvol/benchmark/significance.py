@@ -1,0 +1,69 @@
+"""Test whether a difference is more than noise."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+RESAMPLES = 2**14  # all sign flips of up to 14 pairs; of more pairs, that many at random
+LEVEL = 0.05
+TOO_FEW, NOISE, POSITIVE, NEGATIVE = "too few pairs", "noise", "positive", "negative"
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Return the two-sided p of a mean of paired differences, by flipping their signs.
+
+    The test assumes only that, without an effect, a difference is as likely as its opposite.
+    """
+    if len(differences) < 2:
+        return 1.0
+
+    def total(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        sums: NDArray[np.float64] = np.round(values.sum(axis=axis), 12)  # so that ties are ties
+        return sums
+
+    test = stats.permutation_test(
+        (np.asarray(differences, dtype=np.float64),),
+        total,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        random_state=0,
+    )
+    return float(test.pvalue)
+
+
+def tasks_p(differences: Mapping[tuple[str, int], float]) -> float | None:
+    """Test the means of tasks, so that seeds of one task do not count as independent.
+
+    `differences` maps (task, seed) to a difference. None if there are too few tasks.
+    """
+    by_task: dict[str, list[float]] = {}
+    for (task, _), value in differences.items():
+        by_task.setdefault(task, []).append(value)
+    if least_p(len(by_task)) >= LEVEL:
+        return None
+    return sign_flip_p([fmean(values) for values in by_task.values()])
+
+
+def least_p(pairs: int) -> float:
+    """Return the smallest p that so many pairs can reach."""
+    return min(1.0, 2.0 ** (1 - pairs))
+
+
+def judge(differences: Sequence[float], p: float) -> str:
+    """Return one of TOO_FEW, NOISE, POSITIVE and NEGATIVE."""
+    if least_p(len(differences)) >= LEVEL:
+        return TOO_FEW
+    if p >= LEVEL:
+        return NOISE
+    return POSITIVE if fmean(differences) > 0 else NEGATIVE
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's correlation; None for constant values and for fewer than three."""
+    if len(first) < 3 or len(set(first)) == 1 or len(set(second)) == 1:
+        return None
+    return float(stats.spearmanr(first, second).statistic)

@@ -1,0 +1,75 @@
+"""What the shell sees of a command: signals, broken streams, and its place under torchrun."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from certvol.errors import Interrupted
+from certvol.progress import StopSignal
+
+
+def process_rank() -> int:
+    """Return the number of this process among those that torchrun started, else 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+class Signals(StopSignal):
+    """Raise `Interrupted` on Ctrl-C and SIGTERM; inside `deferred`, only remember the first one.
+
+    A second signal always acts at once.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.waits = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if not self.waits or self.received is not None:
+            raise Interrupted("stopped", 128 + number)
+        self.received = number
+        if process_rank() == 0:
+            with contextlib.suppress(RuntimeError):  # the signal came amid another write
+                QuietStderr().write("certvol: stopping after this step ...\n")
+
+    def __call__(self) -> int | None:
+        return self.received
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
+
+
+class QuietStderr(io.TextIOBase):
+    """The current stderr, without errors: a run must not end because its log cannot be written.
+
+    Ctrl-C also ends the `tee` in `certvol ... 2>&1 | tee log`, and the run still has to be saved.
+    """
+
+    def write(self, text: str) -> int:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            discard(sys.stderr)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+
+def discard(stream: TextIO) -> None:
+    """Send what a broken stream still holds to /dev/null, so that Python can exit in peace."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,0 +1,47 @@
+"""`certvol adapt`: train a run, or resume one."""
+
+import argparse
+
+from certvol.cli._options import add_settings, given_settings, help_of
+from certvol.cli._process import Signals, process_rank
+from certvol.progress import Reporter
+
+HELP = "pretrain on the source, adapt to the target, predict"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", metavar="FOLDER", help=help_of("data.source"))
+    parser.add_argument("--target", metavar="FOLDER", help=help_of("data.target"))
+    parser.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
+    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    add_settings(parser, "--method", "--backbone", "--weights", "--seed", "--device", "--select")
+
+
+def run(options: argparse.Namespace, reporter: Reporter) -> int:
+    from certvol import api
+    from certvol.cli._console import ACCURACY_COLUMNS, accuracy_rows, print_table, printable
+    from certvol.report.page import report_on_finished
+
+    finished = api.adapt(
+        options.source,
+        options.target,
+        options.out,
+        resume=options.resume,
+        preset=options.preset,
+        config=options.config,
+        reporter=reporter,
+        stop_signal=Signals(),
+        **given_settings(options),
+    )
+    if process_rank() > 0:
+        return 0
+    report = report_on_finished(finished.path, reporter)
+    if finished.metrics is not None:
+        print_table("target accuracy, %", ACCURACY_COLUMNS, accuracy_rows(finished.metrics))
+    print(f"delivered: {finished.delivery.model} ({finished.delivery.why})")
+    print(
+        f"predictions for every target image: {printable(str(finished.path / 'predictions.csv'))}"
+    )
+    if report is not None:
+        print(f"report: {printable(str(report))}")
+    return 0

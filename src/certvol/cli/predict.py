@@ -1,0 +1,51 @@
+"""`certvol predict`: label images and say how certain each label is."""
+
+import argparse
+
+from certvol.cli._options import help_of
+from certvol.progress import Reporter
+
+HELP = "write labels and certainty of any images as CSV"
+NAMED_FILES = 5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    images = "folders, files or quoted globs; or .npz files of features"
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help=images)
+    parser.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
+    coverage = "reject images less certain than this share of the run's target, such as 0.9"
+    parser.add_argument("--coverage", type=float, metavar="SHARE", help=coverage)
+    least = "reject images below X in the measure's own units (entropy, mcd_sigma: above X)"
+    parser.add_argument("--min-certainty", type=float, metavar="X", help=least)
+    measure = (
+        "measure of certainty: sigma (if the method has it), probability, entropy, logit (the "
+        "largest), logit_diff (the two largest), mcd_mu or mcd_sigma (MC-dropout)"
+    )
+    parser.add_argument("--measure", metavar="NAME", help=measure)
+    use = "model to predict with: the one the run delivered, or the one before adaptation"
+    parser.add_argument("--use", choices=("delivered", "pretrained"), default="delivered", help=use)
+    rejected = "copy rejected images there, least certain first"
+    parser.add_argument("--rejected-dir", metavar="DIR", help=rejected)
+    device = help_of("training.device")
+    parser.add_argument("--device", metavar="VALUE", default="auto", help=device)
+
+
+def run(options: argparse.Namespace, reporter: Reporter) -> int:
+    from certvol.cli._console import printable
+    from certvol.predict.new_images import Request, predict
+
+    names = ("run", "images", "out", "coverage", "min_certainty", "measure", "rejected_dir")
+    given = {name: getattr(options, name) for name in (*names, "device", "use")}
+    found = predict(Request(**given), reporter)
+    for path, reason in found.skipped[:NAMED_FILES]:
+        reporter.warn(f"skipped {printable(path)}: {reason}")
+    summary = f"{len(found.paths)} images predicted"
+    if found.accepted is not None:
+        summary += f", {int((~found.accepted).sum())} rejected ({found.rule})"
+    if found.skipped:
+        summary += f", {len(found.skipped)} unreadable skipped"
+    print(f"{summary}: {printable(options.out)}")
+    if options.rejected_dir is not None:
+        print(f"rejected images, least certain first: {printable(options.rejected_dir)}")
+    return 0

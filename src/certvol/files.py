@@ -1,0 +1,102 @@
+"""File locks, syncing and atomic writing; no-ops on file systems without locks or fsync.
+
+They use `flock`, because the cache needs shared locks and the `filelock` package has no plain ones.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from certvol.errors import UserError
+
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def flock(file: int, kind: int) -> None:
+    """Lock an open file as `fcntl.flock` does; do nothing if the file system has no locks."""
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, *_UNSUPPORTED):
+            raise
+
+
+@contextmanager
+def held_alone(path: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock file; raise `refusal` as a UserError if another process holds it.
+
+    The system frees the lock when its holder ends, even by a kill.
+    """
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise UserError(f"cannot write into {path.parent}: {error.strerror}") from None
+    with file:
+        try:
+            flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        except OSError as error:
+            raise UserError(f"cannot lock {path}: {error.strerror}") from None
+        yield
+
+
+def lock_removable(path: Path, kind: int) -> int:
+    """Open and lock a file that its exclusive holder may remove; return the descriptor.
+
+    Raise BlockingIOError if `kind` has LOCK_NB and another process holds the lock.
+    """
+    while True:
+        file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            flock(file, kind)
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # removed between opening and locking: this lock protects nothing
+
+
+def sync(file: IO[bytes]) -> None:
+    """Return when the content of a file has reached the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder outlive a loss of power, if the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL, *_UNSUPPORTED):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
+    """Replace a file in one step: a crash leaves the old content or the new, never a part.
+
+    Syncing takes a moment and protects against a loss of power as well.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if synced:
+                sync(file)
+        temporary.replace(path)
+        if synced:
+            sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # a failed write does not name its file
+        raise

@@ -1,0 +1,178 @@
+"""The protocol of methods: a module that turns a batch into loss terms.
+
+On a GPU the trainer records a step once and replays it. `loss_terms` therefore uses tensors alone:
+no branch on a tensor's value, no shape that depends on one (`x[mask]`, `nonzero`), nothing that
+waits for the device (`item`, `float(tensor)`, `cpu`). Randomness comes from dropout or from
+`batch.generator`. A contract test checks every method.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from certvol.nn.heads import Drop
+from certvol.nn.network import Network
+from certvol.nn.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The images (or features) of one step on the training device, source rows first."""
+
+    inputs: Tensor
+    labels_N: Tensor
+    """True labels of the source rows, this cycle's pseudo-labels of the target rows."""
+    num_source: int
+    rows: Tensor
+    """Places of these rows in the whole batch, which several processes may share."""
+    total: int
+    """Rows of the whole batch."""
+    generator: torch.Generator
+    """For this step's noise, on the device of the inputs."""
+    progress: Tensor
+    """Progress of the phase, 0 to 1; a scalar on the device of the inputs."""
+    adapting: bool
+    """False in pretraining, where all rows are source images."""
+    other_inputs: Tensor | None = None
+    """A second view of the same images in adaptation, for a method with `views_per_image = 2`."""
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    """The rows of the batch's target images in the tables of `Labelled`."""
+    logged: dict[str, Tensor] = field(default_factory=dict)
+    """Detached values per image (`sigma`) may be left here; their medians per domain are logged."""
+
+    def num_labelled(self, with_target: bool) -> int:
+        """Return how many rows train a classifier: the source's, or all with pseudo-labels."""
+        return len(self.labels_N) if with_target else self.num_source
+
+    def noise(self, features_ND: Tensor, num_samples: int) -> Tensor:
+        """Draw eps ~ N(0, 1), N x M x D, for the whole batch: it depends on a row's place alone."""
+        device, dtype = features_ND.device, features_ND.dtype
+        shape = (self.total, num_samples, features_ND.shape[1])
+        whole = torch.randn(shape, generator=self.generator, device=device, dtype=dtype)
+        return whole if len(self.rows) == self.total else whole[self.rows]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All target images as the model sees them before a cycle; the same in every process."""
+
+    features_ND: Tensor
+    probabilities_NC: Tensor
+    source_centres_CD: Tensor | None
+    """Sum of the unit-length source features of each class, if the method `surveys_source`."""
+    stage: int
+    generator: torch.Generator
+    source_features_SD: Tensor | None = None
+    """Features of all source images that are trained on, for a pseudo-label rule that `uses_source`."""
+    source_labels_S: Tensor | None = None
+    fixed_features: bool = False
+    """True: all features are the same in every cycle of the run."""
+
+    def seed(self) -> int:
+        """Draw a seed, for `mc_dropout`."""
+        device = self.generator.device
+        return int(torch.randint(2**62, (), generator=self.generator, device=device))
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A method's pseudo-labels and other tables of all target images."""
+
+    labels_N: Tensor
+    """-1 leaves an image out of the batches."""
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    """Tables by name with a row per target image; a batch gets those of its target rows."""
+
+
+class AdaptationMethod(nn.Module, ABC):
+    """A method: its sub-modules are trained, saved and resumed with the network.
+
+    State that is not trained (centroids) belongs in buffers. Their shapes must not depend on the
+    number of images, which is unknown when a model is loaded.
+    """
+
+    summary: ClassVar[str]
+    adapts: ClassVar[bool] = True
+    """False: training ends with pretraining."""
+    uses_split: ClassVar[bool] = True
+    """False: `loss_terms` treats source and target rows alike, in any proportion."""
+    batches: ClassVar[Literal["balanced", "plain"]] = "balanced"
+    """Meaning of `training.batches auto` in adaptation. Use plain if the loss compares the batch's
+    target rows with its source rows: drawn evenly by pseudo-label, they agree with the present
+    predictions by construction, errors included, and nothing is left to align."""
+    labels_whole_target: ClassVar[bool] = False
+    """True: `label_target` labels all target images in every cycle."""
+    surveys_source: ClassVar[bool] = False
+    """True: `label_target` also gets the centres of the source's classes."""
+    views_per_image: ClassVar[int] = 1
+    """2: adaptation gets two views of every image."""
+    ramps: ClassVar[bool] = False
+    """True: the losses grow with `Batch.progress`, so labels that rest at first may move later."""
+    closed_form: ClassVar[bool] = False
+    """True: one call of `fit_features` replaces all cycles. It gets features of pretrained weights,
+    which stay as they are, or without these the features that pretraining made."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Settings of the method, given as `method.<field>`."""
+
+    def __init__(self, network: Network, config: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.config = config
+        self.teacher: Teacher | None = None
+        """A teacher labels, predicts and is delivered in place of the trained weights."""
+
+    @property
+    def stages(self) -> int:
+        """Number of trainings in a row, each of `training.cycles`.
+
+        Each starts from the pretrained weights, with labels and tables of the training before it;
+        `Batch.progress` and the learning rate restart.
+        """
+        return 1
+
+    @abstractmethod
+    def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
+        """Return scalars by the name they are logged under; their weighted sum is minimised.
+
+        A batch, or a process's share of one, may have no row of a domain or of a class. Return the
+        same terms then, all finite (`mean_cross_entropy` is 0 without rows).
+        """
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Weights of the terms, if not 1."""
+        return {}
+
+    def loss(self, terms: dict[str, Tensor]) -> Tensor:
+        weights = self.term_weights
+        return torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
+
+    def rate_of(self, weight: str) -> float:
+        """Return a weight's learning rate relative to the run's, by its name as a parameter."""
+        return 1.0
+
+    def logits(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:
+        """Return the logits for labels and predictions. `drop`: dropout for MC-dropout."""
+        logits: Tensor = self.network.classifier(features_ND, drop)
+        return logits
+
+    def label_target(self, survey: Survey) -> Labelled:
+        """Pseudo-label all target images, for a method that `labels_whole_target`.
+
+        This runs between steps, so it need not keep to tensors. It may set buffers, except for a
+        new stage, which starts from the pretrained model's: put what it needs into tables.
+        """
+        return Labelled(survey.probabilities_NC.argmax(dim=1))
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        """Fit a method in closed form to the features of all images, on the CPU."""
+        raise NotImplementedError
+
+    def sigma(self, features_ND: Tensor) -> Tensor | None:
+        """Return the certainty of each image, if the method has one."""
+        return None

@@ -1,0 +1,73 @@
+"""A fixed linear map to fewer dimensions, from frozen features to what is trained behind them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+MOST_ROWS = 4096  # of each domain, from which directions are estimated
+CHUNK_ROWS = 4096
+OVERSAMPLING = 8
+
+Features = tuple[NDArray[np.float32], NDArray[np.int64]]
+"""Features, rows x views x D with the test view first, and the row of each image."""
+
+
+class Projection(nn.Module):
+    """Subtract a mean, and keep the coordinates along orthonormal directions.
+
+    Distances stay what they were, except for what lies outside these directions. The map is set
+    once, by `fit_projection`, and delivered with the model.
+    """
+
+    mean_D: Tensor
+    basis_DR: Tensor
+
+    def __init__(self, dim: int, dims: int) -> None:
+        super().__init__()
+        self.register_buffer("mean_D", torch.zeros(dim))
+        self.register_buffer("basis_DR", torch.zeros(dim, dims))
+
+    def forward(self, features_ND: Tensor) -> Tensor:
+        return (features_ND - self.mean_D) @ self.basis_DR
+
+    @torch.no_grad()
+    def project(self, features_NVD: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Project rows x views x D on the module's device, a chunk at a time."""
+        count, views, _ = features_NVD.shape
+        projected_NVR = np.empty((count, views, self.basis_DR.shape[1]), dtype=np.float32)
+        for start in range(0, count, CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            chunk_RVD = torch.from_numpy(np.array(features_NVD[rows]))
+            projected_NVR[rows] = self(chunk_RVD.to(self.mean_D.device)).cpu().numpy()
+        return projected_NVR
+
+
+def fit_projection(
+    domains: Sequence[Features], dims: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Return the buffers of a projection onto the principal directions of the domains' test views."""
+    parts = []
+    for features_NVD, rows_N in domains:
+        order = torch.randperm(len(rows_N), generator=generator)[:MOST_ROWS].numpy()
+        parts.append(torch.from_numpy(features_NVD[rows_N[order], 0]))
+    sample_ND = torch.cat(parts)
+    basis_DR = principal_directions(sample_ND, dims, generator, iterations=1)
+    return {"mean_D": sample_ND.mean(dim=0), "basis_DR": basis_DR.contiguous()}
+
+
+def principal_directions(
+    rows_ND: Tensor, count: int, generator: torch.Generator, iterations: int = 2
+) -> Tensor:
+    """Return the first principal directions, D x count, by randomised subspace iteration."""
+    centred_ND = rows_ND - rows_ND.mean(dim=0)
+    width = min(count + OVERSAMPLING, *centred_ND.shape)
+    shape = (centred_ND.shape[1], width)
+    basis_DR = torch.randn(shape, generator=generator, device=rows_ND.device, dtype=rows_ND.dtype)
+    for _ in range(iterations + 1):
+        basis_DR = torch.linalg.qr(centred_ND.T @ (centred_ND @ basis_DR)).Q
+    _, _, rotation_RR = torch.linalg.svd(centred_ND @ basis_DR, full_matrices=False)
+    directions_DR: Tensor = basis_DR @ rotation_RR.T[:, :count]
+    return directions_DR

@@ -1,0 +1,132 @@
+"""Extract features with a frozen backbone: several views of each image, computed once and cached.
+
+View 0 is the test view, the others are augmented. The views do not depend on the run's seed, so
+that runs of all methods and seeds share one extraction; each run draws from them by its own seed.
+"""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from certvol.data.augment import cache_size, draw_parameters, test_view, train_view
+from certvol.data.cache import open_features
+from certvol.data.decoding import DECODER_VERSION
+from certvol.data.domains import SourceImages, TargetImages, open_target, sort_keys
+from certvol.data.feature_files import check_place, write_features
+from certvol.data.folders import class_level, class_of, printable, scan
+from certvol.device import pick_device
+from certvol.errors import UserError
+from certvol.nn import norm
+from certvol.nn.backbones import BackboneInfo, features_dim
+from certvol.nn.network import seeded_backbone
+from certvol.predict.forward import mixed_precision
+from certvol.progress import Progress, Reporter, Silent
+from certvol.randomness import torch_generator
+from certvol.settings import AugmentConfig, Config
+
+CHUNK = 64  # images per step of the cache: what a kill can cost
+VERSION = 2
+
+
+def weights_digest(module: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def extract_features(
+    backbone: nn.Module,
+    info: BackboneInfo,
+    images: SourceImages | TargetImages,
+    config: Config,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return features, images x views x D in the order of their content, and each image's row.
+
+    The order makes the features the same whatever folders the images lie in, in either domain.
+    Features serve all steps, so they have full precision unless the settings ask for bf16.
+    """
+    augment, data, bf16 = config.augment, config.data, config.training.precision == "bf16"
+    views = data.views if augment.enabled else 1
+    order = np.lexsort(sort_keys(images.hashes))
+    rows = np.empty(len(order), dtype=np.int64)
+    rows[order] = np.arange(len(order))
+    augmented = asdict(augment) if views > 1 else None
+    versions, reading = (VERSION, DECODER_VERSION, info), (data.max_megapixels, device.type)
+    about = (*versions, views, augmented, *reading, bf16, CHUNK)
+    text = f"certvol features {about} {weights_digest(backbone)}\0"
+    key = hashlib.blake2b(text.encode(), digest_size=16)
+    key.update(images.hashes[order].tobytes())
+    pixel_rows = images.rows[order]
+
+    def compute(start: int, stop: int) -> NDArray[np.float32]:
+        pixels = torch.from_numpy(images.pixels[pixel_rows[start:stop]]).to(device)
+        found = np.empty((stop - start, views, info.dim), dtype=np.float32)
+        for view in range(views):
+            found[:, view] = _forward(backbone, _view(pixels, view, start, info, augment), bf16)
+        return found
+
+    was_training = backbone.training
+    backbone.eval()
+    shape = (len(order), views, info.dim)
+    try:
+        features = open_features(key.hexdigest(), shape, compute, CHUNK, data, progress)
+    finally:
+        backbone.train(was_training)
+    return features, rows
+
+
+def _view(
+    pixels: Tensor, view: int, start: int, info: BackboneInfo, augment: AugmentConfig
+) -> Tensor:
+    if view == 0:
+        images = test_view(pixels, info)
+    else:
+        generator = torch_generator("cpu", 0, "extract.views", start, view)
+        parameters = draw_parameters(len(pixels), augment, generator)
+        images = train_view(pixels, parameters, info)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _forward(backbone: nn.Module, images_NCHW: Tensor, bf16: bool) -> NDArray[np.float32]:
+    with torch.inference_mode(), mixed_precision(images_NCHW.device, bf16):
+        features: NDArray[np.float32] = backbone(images_NCHW).float().cpu().numpy()
+    return features
+
+
+def extract(
+    folder: str | Path, out: str | Path, config: Config, reporter: Reporter | None = None
+) -> int:
+    """Write the features of a folder's images to the file `out` and return the number of images.
+
+    Labels are written too if every image lies in a class folder.
+    """
+    data, device, reporter = config.data, pick_device(config.training.device), reporter or Silent()
+    check_place(Path(out))
+    if features_dim(config.model.backbone) is not None:
+        raise UserError(f"`{config.model.backbone}` takes features; name a backbone for images")
+    if not Path(folder).is_dir():
+        scan(folder)  # raises the right error
+    module, info = seeded_backbone(config.model, data.image_size, 0)
+    # As in a run with `model.train head`, so that both share the cache.
+    norm.install(module, norm.Domains(mode="frozen"))
+    images = open_target(folder, cache_size(info.image_size), data, reporter)
+    for path, reason in images.failures[:5]:
+        reporter.warn(f"skipped {printable(path)}: {reason}")
+    features, rows = extract_features(module.to(device), info, images, config, device, reporter)
+    by_path = sorted(range(len(images.paths)), key=images.paths.__getitem__)
+    paths = [images.paths[i] for i in by_path]
+    level = class_level(paths)
+    labels = [label for path in paths if (label := class_of(path, level)) is not None]
+    chosen = features[rows[by_path]] if data.views > 1 else features[rows[by_path], 0]
+    about = f"{info.name} at {info.image_size} px, weights {weights_digest(module)}"
+    write_features(Path(out), chosen, paths, labels if len(labels) == len(paths) else None, about)
+    return len(paths)

@@ -1,0 +1,168 @@
+"""Run a model on batches: probabilities, sigma, further measures of certainty and features."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from certvol.distributed import Team
+from certvol.methods._base import AdaptationMethod
+from certvol.randomness import numpy_generator
+from certvol.scores.uncertainty import LABEL_FREE, MEASURES
+from certvol.settings import Config
+
+Values = NDArray[np.float32]
+# Computes further measures from a batch: its features, its logits and its place among all images.
+ExtraMeasures = Callable[[Tensor, Tensor, slice], dict[str, Tensor]]
+BATCHES_ON_DEVICE = 16  # how many batches of outputs wait on the device for one copy to the host
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """The outputs of a model for N images, on the CPU."""
+
+    probabilities_NC: Values
+    sigma_N: Values | None = None
+    extra: dict[str, Values] = field(default_factory=dict)
+    """The measures of `scores.uncertainty.MEASURES` beyond probability and sigma, if computed."""
+    features_KD: Values = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """The features of the K images that were asked for."""
+
+    @property
+    def labels_N(self) -> NDArray[np.int64]:
+        return np.asarray(np.argmax(self.probabilities_NC, axis=1))
+
+    @property
+    def confidence_N(self) -> Values:
+        return np.asarray(self.probabilities_NC.max(axis=1))
+
+    @property
+    def measures(self) -> dict[str, Values]:
+        sigma = {} if self.sigma_N is None else {"sigma": self.sigma_N}
+        return {"probability": self.confidence_N, **sigma, **self.extra}
+
+    @property
+    def label_free(self) -> dict[str, Values]:
+        """The measures that need no labels, turned so that higher means more certain."""
+        measures = self.measures
+        return {name: certainty(name, measures[name]) for name in LABEL_FREE if name in measures}
+
+    @property
+    def finite(self) -> bool:
+        sigma_N = () if self.sigma_N is None else self.sigma_N
+        return bool(np.isfinite(self.probabilities_NC).all() and np.isfinite(sigma_N).all())
+
+
+def certainty(measure: str, values_N: Values) -> Values:
+    """Turn the values of a measure so that higher means more certain."""
+    return values_N if MEASURES[measure].more_is_certain else -values_N
+
+
+@contextmanager
+def evaluating(method: AdaptationMethod, domain: int) -> Iterator[None]:
+    """Switch off gradients and dropout, and normalise by the stored statistics of `domain`.
+
+    A method with a teacher answers with the teacher's weights.
+    """
+    was_training = method.training
+    method.eval()
+    try:
+        with (
+            method.teacher.in_charge() if method.teacher else nullcontext(),
+            torch.inference_mode(),
+            method.network.rows_of(domain=domain),
+        ):
+            yield
+    finally:
+        method.train(was_training)
+
+
+def mixed_precision(device: torch.device, bf16: bool) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+
+
+def run_batches(
+    method: AdaptationMethod,
+    batches: Iterable[Tensor],
+    domain: int,
+    bf16: bool = False,
+    extra: ExtraMeasures | None = None,
+    kept_K: NDArray[np.int64] | None = None,
+) -> Outputs:
+    """Run the model once on `batches` of normalised images, or of features, on its device.
+
+    `kept_K` lists, in ascending order, the images whose features to keep.
+    """
+    waiting: dict[str, list[Tensor]] = defaultdict(list)
+    copied: dict[str, list[Tensor]] = defaultdict(list)
+
+    def copy_to_host() -> None:
+        """Bound the memory on the device, which seldom has to wait for the copies."""
+        for name, rows in waiting.items():
+            copied[name].append(torch.cat(rows).float().cpu())
+        waiting.clear()
+
+    kept_K = np.empty(0, np.int64) if kept_K is None else kept_K
+    start = 0
+    with evaluating(method, domain):
+        for number, inputs in enumerate(batches, start=1):
+            rows = slice(start, start + len(inputs))
+            start = rows.stop
+            with mixed_precision(inputs.device, bf16):
+                features_ND = method.network.features(inputs)
+                logits_NC = _at_least_float32(method.logits(features_ND))
+                sigma_N = method.sigma(features_ND)
+            found = {"probabilities": logits_NC.softmax(dim=1)}
+            if sigma_N is not None:
+                found["sigma"] = sigma_N
+            if extra is not None:
+                found |= extra(features_ND, logits_NC, rows)
+            own_K = kept_K[(kept_K >= rows.start) & (kept_K < rows.stop)] - rows.start
+            if len(own_K):
+                found["features"] = features_ND[torch.from_numpy(own_K).to(features_ND.device)]
+            for name, values in found.items():
+                waiting[name].append(values)
+            if number % BATCHES_ON_DEVICE == 0:
+                copy_to_host()
+        copy_to_host()
+    columns = {name: torch.cat(parts).numpy() for name, parts in copied.items()}
+    no_rows_NC = np.empty((0, method.network.num_classes), np.float32)
+    no_rows_KD = np.empty((0, method.network.dim), np.float32)
+    return Outputs(
+        columns.pop("probabilities", no_rows_NC),
+        columns.pop("sigma", None),
+        features_KD=columns.pop("features", no_rows_KD),
+        extra=columns,
+    )
+
+
+def _at_least_float32(logits_NC: Tensor) -> Tensor:
+    """Float64 stays, as the estimators use it: the softmax of far rows overflows in float32."""
+    return logits_NC if logits_NC.dtype == torch.float64 else logits_NC.float()
+
+
+def gathered(outputs: Outputs, team: Team) -> Outputs:
+    """Join the outputs of all processes, in the order of their ranks."""
+    if team.size == 1:
+        return outputs
+
+    def gather(rows: Values) -> Values:
+        return np.asarray(team.gather(rows), dtype=np.float32)
+
+    return Outputs(
+        gather(outputs.probabilities_NC),
+        None if outputs.sigma_N is None else gather(outputs.sigma_N),
+        {name: gather(values_N) for name, values_N in outputs.extra.items()},
+        gather(outputs.features_KD),
+    )
+
+
+def watched_images(count: int, config: Config) -> NDArray[np.int64]:
+    """Choose which of `count` target images have their predictions kept after every cycle."""
+    order = numpy_generator(config.training.seed, "watched").permutation(count)
+    return np.asarray(order[: config.guard.images])

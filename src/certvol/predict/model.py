@@ -1,0 +1,214 @@
+"""A run's model, ready to predict."""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from certvol import methods
+from certvol.data.augment import cache_size, test_view
+from certvol.data.decoding import UnreadableImage, decode, read_file, square
+from certvol.data.folders import printable
+from certvol.device import pick_device
+from certvol.errors import UserError
+from certvol.methods._base import AdaptationMethod
+from certvol.nn.backbones import BackboneInfo, features_dim
+from certvol.nn.network import Network, seeded_backbone
+from certvol.nn.norm import TARGET, Mode
+from certvol.predict.forward import Outputs, run_batches
+from certvol.randomness import torch_seed
+from certvol.runs.checkpoint import FROZEN, load_into, load_tensors, read_about
+from certvol.runs.folder import RunFolder
+from certvol.settings import Config, read_settings_file, resolve
+
+PREDICT_BATCH = 256
+
+
+def create_method(
+    config: Config, backbone: nn.Module, info: BackboneInfo, num_classes: int
+) -> AdaptationMethod:
+    """Create the method with its heads and extra networks, initialised from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(config.training.seed, "heads"))
+        network = Network(backbone, info, num_classes, config.model)
+        return methods.discover()[config.method_name](network, config.method)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictions for N images, in the order they were given."""
+
+    labels: list[str]
+    probabilities: NDArray[np.float32]
+    """N x C; columns are in the order of the model's `classes`."""
+    sigma: NDArray[np.float32] | None
+    """Certainty; None for a method without one."""
+
+
+class Model:
+    """A run's model. `classes` holds the names of its labels, in order."""
+
+    def __init__(
+        self, method: AdaptationMethod, classes: list[str], config: Config, device: torch.device
+    ) -> None:
+        self.method, self.classes, self.config, self.device = method, classes, config, device
+
+    @property
+    def info(self) -> BackboneInfo:
+        return self.method.network.info
+
+    @property
+    def has_sigma(self) -> bool:
+        with torch.no_grad():
+            return (
+                self.method.sigma(torch.zeros(1, self.method.network.dim, device=self.device))
+                is not None
+            )
+
+    def predict(self, images: Any, batch_size: int = PREDICT_BATCH) -> Prediction:
+        """Predict labels, probabilities and sigma.
+
+        `images` holds paths or PIL images, or is one of them, or is a uint8 tensor or array
+        N x H x W x 3 or N x 3 x H x W. For a run with a frozen backbone it may also be a tensor or
+        array N x D of features.
+        """
+        if isinstance(images, str | Path | Image.Image):
+            images = [images]
+        elif isinstance(images, np.ndarray):
+            images = torch.from_numpy(images)
+        elif not isinstance(images, Tensor):
+            images = list(images)
+        outputs = self._outputs(images, batch_size)
+        labels = [self.classes[i] for i in outputs.labels_N]
+        return Prediction(labels, outputs.probabilities_NC, outputs.sigma_N)
+
+    def _outputs(self, images: list[Any] | Tensor, batch_size: int) -> Outputs:
+        if len(images) == 0:
+            sigma_N = np.empty(0, np.float32) if self.has_sigma else None
+            return Outputs(np.empty((0, len(self.classes)), np.float32), sigma_N)
+        batches = (
+            images[start : start + batch_size] for start in range(0, len(images), batch_size)
+        )
+        inputs: Iterable[Tensor] = map(self._view, batches)
+        if isinstance(images, Tensor) and images.ndim == 2:
+            self.check_features(images.shape[1], "the tensor")
+            inputs = (rows.float().to(self.device) for rows in torch.split(images, batch_size))
+        return run_batches(self.method, inputs, TARGET)
+
+    def check_features(self, dim: int, what: str) -> None:
+        """Refuse features that this model cannot take."""
+        if self.config.model.train != "head":
+            raise UserError(
+                f"{what} holds features, but the run trained its backbone (`model.train "
+                f"{self.config.model.train}`); give images"
+            )
+        if dim != self.info.dim:
+            raise UserError(
+                f"the features of {what} have {dim} dimensions; the model takes {self.info.dim}"
+            )
+
+    def check_images(self) -> None:
+        """Refuse images if the model takes features only."""
+        if features_dim(self.info.name) is not None:
+            raise UserError(
+                f"the run's model takes features (N x {self.info.dim}), not images; "
+                "`certvol extract` makes .npz files of them"
+            )
+
+    def read_pixels(self, image: str | os.PathLike[str] | Image.Image) -> NDArray[np.uint8]:
+        """Decode an image to the square that `normalised` takes; raises UnreadableImage."""
+        size, most = cache_size(self.info.image_size), self.config.data.max_megapixels
+        if isinstance(image, Image.Image):
+            return square(image, size, most)
+        return decode(read_file(Path(image), most)[0], size, most)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        info = self.info
+        return test_view(pixels.to(self.device), info)
+
+    def _view(self, images: list[Any] | Tensor) -> Tensor:
+        self.check_images()
+        if isinstance(images, Tensor):
+            return self.normalised(_square_pixels(images, cache_size(self.info.image_size)))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            pixels = np.stack(list(pool.map(self._given_pixels, images)))
+        return self.normalised(torch.from_numpy(pixels))
+
+    def _given_pixels(self, image: Any) -> NDArray[np.uint8]:
+        if not isinstance(image, str | os.PathLike | Image.Image):
+            raise UserError(
+                f"expected paths or PIL images, found one {type(image).__name__} among them; give "
+                "pixels as one uint8 tensor or array, N x H x W x 3"
+            )
+        try:
+            return self.read_pixels(image)
+        except UnreadableImage as error:
+            raise UserError(f"cannot read the image {printable(str(image))}: {error}") from None
+
+
+def _square_pixels(images: Tensor, size: int) -> Tensor:
+    """Resize a uint8 tensor of images to N x size x size x 3."""
+    channels = images.shape[1::2] if images.ndim == 4 else ()
+    if images.dtype != torch.uint8 or 3 not in channels:
+        raise UserError(
+            "expected a uint8 tensor N x 3 x H x W or N x H x W x 3, "
+            f"found {images.dtype} {tuple(images.shape)}"
+        )
+    images_N3HW = images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(
+        images_N3HW.float(), (size, size), mode="bilinear", antialias=True, align_corners=False
+    )
+    return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def load(
+    run: str | Path, device: str = "auto", which: Literal["model", "pretrained"] = "model"
+) -> Model:
+    """Load the delivered model of a run, or with `which="pretrained"` its pretrained model."""
+    if which not in ("model", "pretrained"):
+        raise ValueError(f"`which` must be model or pretrained, found {which!r}")
+    folder = RunFolder(run)
+    if not folder.holds_a_run:
+        raise UserError(f"{folder.path} holds no run (config.yaml is missing); give a run's folder")
+    folder.check_links()
+    weights = folder.model if which == "model" else folder.pretrained
+    config = resolve(methods.config_classes(), file=read_settings_file(folder.config))
+    # The delivered weights alone hold a frozen backbone.
+    needs_backbone = which == "pretrained" and config.model.train == "head"
+    if not weights.exists() or (needs_backbone and not folder.model.exists()):
+        raise UserError(
+            f"the run {folder.path} is not complete; "
+            f"resume it with `certvol adapt --resume {folder.path}`"
+        )
+    try:
+        about = read_about(weights)
+        classes, mode = about["classes"], about["norm"]
+        names = classes if isinstance(classes, list) else []
+        if len(names) < 2 or not all(isinstance(name, str) for name in names):
+            raise ValueError("it names no classes")
+        if mode not in get_args(Mode):
+            raise ValueError("its norm mode is invalid")
+        tensors = load_tensors(weights)
+        if needs_backbone:
+            complete = load_tensors(folder.model)
+            backbone_tensors = {n: t for n, t in complete.items() if n.startswith(FROZEN)}
+            tensors = {**backbone_tensors, **tensors}
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
+        raise UserError(f"weights file {weights} is damaged or not certvol's: {error}") from None
+    without_weights = replace(config.model, weights="none")
+    backbone, info = seeded_backbone(without_weights, config.data.image_size, 0)
+    method = create_method(config, backbone, info, len(classes))
+    method.teacher = None  # the delivered weights are the teacher's already
+    load_into(method, tensors, str(weights))
+    method.network.domains.mode = mode
+    place = pick_device(device)
+    return Model(method.to(place).eval(), classes, config, place)

@@ -1,0 +1,170 @@
+"""Predict images or features that the user names, and reject the least certain."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from certvol.data.decoding import UnreadableImage
+from certvol.data.feature_files import is_feature_file, open_target_features
+from certvol.data.folders import printable, scan
+from certvol.errors import UserError
+from certvol.nn.norm import TARGET
+from certvol.predict import reject
+from certvol.predict.forward import run_batches
+from certvol.predict.measure import measure
+from certvol.predict.model import PREDICT_BATCH, Model, load
+from certvol.predict.outcome import predictions_csv
+from certvol.progress import Reporter
+from certvol.runs.outputs import check_output, write_output
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `certvol predict`."""
+
+    run: str
+    images: Sequence[str]
+    """Folders, image files and globs, or files of features."""
+    out: str
+    coverage: float | None = None
+    min_certainty: float | None = None
+    measure: str | None = None
+    rejected_dir: str | None = None
+    device: str = "auto"
+    use: Literal["delivered", "pretrained"] = "delivered"
+    """The model to predict with: the run's, or the one before adaptation."""
+
+
+@dataclass
+class Predicted:
+    """The images that were predicted, and those that were skipped."""
+
+    paths: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    """(path, reason) of each unreadable image."""
+    accepted: NDArray[np.bool_] | None = None
+    rule: str = ""
+    """Describes which images were rejected."""
+
+
+def predict(request: Request, reporter: Reporter) -> Predicted:
+    check_output(request.out)
+    reject.check_options(request.coverage, request.min_certainty, request.rejected_dir)
+    has_features = any(is_feature_file(word) for word in request.images)
+    paths, problems = (list(request.images), []) if has_features else image_paths(request.images)
+    if has_features and request.rejected_dir is not None:
+        raise UserError(
+            "--rejected-dir copies images, and files of features hold none; leave it out: the "
+            "table says which rows are rejected"
+        )
+    if request.use == "pretrained" and request.coverage is not None:
+        raise UserError(
+            "--coverage is set on the delivered model's predictions of the target, which are not "
+            "the pretrained model's; give --min-certainty instead"
+        )
+    which: Literal["model", "pretrained"] = "model" if request.use == "delivered" else "pretrained"
+    model = load(request.run, request.device, which)
+    chosen = reject.choose_measure(request.measure, model.has_sigma)
+    threshold = request.min_certainty
+    if request.coverage is not None:
+        threshold = reject.target_threshold(request.run, chosen, request.coverage)
+    folder = None if request.rejected_dir is None else Path(request.rejected_dir)
+    if folder is not None:
+        reject.check_folder(folder, request.images)
+    found = Predicted()
+    read = _feature_batches if has_features else _image_batches
+    batches = read(model, paths, found, reporter)
+    in_predictions = chosen in reject.IN_PREDICTIONS
+    if in_predictions:
+        outputs = run_batches(model.method, batches, TARGET)
+    else:
+        outputs = measure(model.method, batches, TARGET, model.config.training)
+    if not found.paths:
+        path, reason = found.skipped[0]
+        raise UserError(
+            f"none of the {len(paths)} files can be read (such as {printable(path)}: {reason})"
+        )
+    if threshold is not None:
+        found.accepted = reject.accept(outputs, chosen, threshold)
+        found.rule = reject.describe_rule(chosen, threshold)
+    column = None if in_predictions else chosen
+    table = predictions_csv(found.paths, model.classes, outputs, found.accepted, column)
+    write_output(Path(request.out), table)
+    if folder is not None and found.accepted is not None:
+        reject.collect(folder, found.paths, model.classes, outputs, chosen, found.accepted)
+    found.skipped += problems
+    return found
+
+
+def image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Expand folders and globs; also return what folders hold that cannot be read."""
+    found: list[str] = []
+    problems: list[tuple[str, str]] = []
+    for word in images:  # os.path and glob keep names that are not Unicode, and absolute globs
+        if Path(word).is_dir():
+            listing = scan(word)
+            problems += [(os.path.join(word, path), reason) for path, reason in listing.problems]  # noqa: PTH118
+            found += [os.path.join(word, path) for path in listing.paths]  # noqa: PTH118
+        elif Path(word).exists():
+            found.append(word)
+        elif matches := sorted(glob.glob(word, recursive=True)):  # noqa: PTH207
+            found += [match for match in matches if not Path(match).is_dir()]
+        else:
+            raise UserError(f"there is no file, folder or match for `{word}`")
+    if not found:
+        raise UserError(f"no images in {', '.join(images)}")
+    return list(dict.fromkeys(found)), problems
+
+
+def _image_batches(
+    model: Model, paths: list[str], found: Predicted, reporter: Reporter
+) -> Iterator[Tensor]:
+    """Yield batches of the images that can be read, and note in `found` which these are."""
+    model.check_images()
+
+    def read(path: str) -> NDArray[np.uint8] | str:
+        try:
+            return model.read_pixels(path)
+        except UnreadableImage as error:
+            return str(error)
+
+    reporter.start("predicting", len(paths))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), PREDICT_BATCH):
+            chunk = paths[start : start + PREDICT_BATCH]
+            kept = []
+            for path, pixels in zip(chunk, pool.map(read, chunk), strict=True):
+                if isinstance(pixels, str):
+                    found.skipped.append((path, pixels))
+                else:
+                    kept.append(pixels)
+                    found.paths.append(path)
+            reporter.advance(len(chunk))
+            if kept:
+                yield model.normalised(torch.from_numpy(np.stack(kept)))
+    reporter.finish()
+
+
+def _feature_batches(
+    model: Model, files: list[str], found: Predicted, reporter: Reporter
+) -> Iterator[Tensor]:
+    """Yield batches of the features in files; of several views only the first, the test view."""
+    reporter.start("predicting", len(files))
+    for file in files:
+        features = open_target_features(file)
+        model.check_features(features.dim, file)
+        found.paths += features.paths
+        for start in range(0, len(features.rows), PREDICT_BATCH):
+            rows = features.rows[start : start + PREDICT_BATCH]
+            yield torch.from_numpy(features.features[rows, 0]).to(model.device)
+        reporter.advance()
+    reporter.finish()

@@ -1,0 +1,140 @@
+"""Choose which images to accept by a measure of certainty, and collect the others for a person.
+
+A threshold is in the measure's own units. `--coverage` sets it on the run's own target, without
+labels: it is the value that this share of the target images reaches.
+"""
+
+import csv
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from certvol.data.folders import printable
+from certvol.errors import UserError
+from certvol.predict.forward import Outputs, certainty
+from certvol.predict.measure import threshold_at
+from certvol.runs.folder import RunFolder
+from certvol.runs.tables import csv_text, label_cell, path_cell, read_column, write_text
+from certvol.scores.uncertainty import LABEL_FREE, MEASURES
+from certvol.settings import nearest
+
+LONGEST_NAME = 100
+INDEX = "index.csv"
+IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
+
+
+def check_options(
+    coverage: float | None, min_certainty: float | None, rejected_dir: str | None
+) -> None:
+    if coverage is not None and not 0 < coverage <= 1:
+        raise UserError(f"--coverage must be above 0 and at most 1, found {coverage}")
+    if min_certainty is not None and not math.isfinite(min_certainty):
+        raise UserError(f"--min-certainty must be a number, found {min_certainty}")
+    if coverage is not None and min_certainty is not None:
+        raise UserError("--coverage and --min-certainty both set the threshold; give one of them")
+    if rejected_dir is not None and coverage is None and min_certainty is None:
+        raise UserError("--rejected-dir needs --coverage or --min-certainty; add one of them")
+
+
+def choose_measure(name: str | None, has_sigma: bool) -> str:
+    """Return the named measure; sigma by default, or probability for a method without sigma."""
+    if name is None:
+        return "sigma" if has_sigma else "probability"
+    if name not in LABEL_FREE:
+        hint = nearest(name, list(LABEL_FREE))
+        raise UserError(f"there is no measure `{name}`{hint} (measures: {', '.join(LABEL_FREE)})")
+    if name == "sigma" and not has_sigma:
+        raise UserError(
+            "this run's method has no sigma; give another --measure, such as probability or entropy"
+        )
+    return name
+
+
+def target_threshold(run: str | Path, measure: str, coverage: float) -> float:
+    """Return the threshold that accepts this share of the run's own target."""
+    folder = RunFolder(run)
+    table = folder.predictions if measure in IN_PREDICTIONS else folder.measures
+    if not table.exists():
+        raise UserError(f"--coverage by {measure} needs {table}, which is missing")
+    try:
+        cells = read_column(table, measure)
+        values_N = np.array([float(cell) for cell in cells], dtype=np.float32)
+        if len(values_N) == 0 or not np.isfinite(values_N).all():
+            raise ValueError(f"no numbers under `{measure}`")
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"the table {table} is damaged: {error}") from None
+    return threshold_at(measure, values_N, coverage)
+
+
+def accept(outputs: Outputs, measure: str, threshold: float) -> NDArray[np.bool_]:
+    """Return which images are at least as certain as the threshold."""
+    least = certainty(measure, np.array([threshold], dtype=np.float32))[0]
+    return np.asarray(certainty(measure, outputs.measures[measure]) >= least)
+
+
+def describe_rule(measure: str, threshold: float) -> str:
+    """Describe the rejected images, such as `sigma below 0.5`."""
+    return f"{measure} {'below' if MEASURES[measure].more_is_certain else 'above'} {threshold:.4g}"
+
+
+def check_folder(folder: Path, inputs: Sequence[str] = ()) -> None:
+    """Make an empty folder for rejected images, outside the images to predict."""
+    place = folder.absolute()
+    for given in inputs:
+        if Path(given).is_dir() and place.is_relative_to(Path(given).absolute()):
+            raise UserError(
+                f"{folder} lies inside {given}, and the next prediction would read the copies; "
+                "give another --rejected-dir"
+            )
+    try:
+        if folder.exists() and next(folder.iterdir(), None) is not None:
+            raise UserError(f"{folder} is not empty; give a new folder as --rejected-dir")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot use {folder} for rejected images: {reason}") from None
+
+
+def collect(
+    folder: Path,
+    paths: Sequence[str],
+    classes: Sequence[str],
+    outputs: Outputs,
+    measure: str,
+    accepted_N: NDArray[np.bool_],
+) -> None:
+    """Copy the rejected images, named in order of certainty, and write an index of their paths."""
+    values_N, labels_N = outputs.measures[measure], outputs.labels_N
+    rejected = np.flatnonzero(~accepted_N).tolist()
+    certainty_N = certainty(measure, values_N)
+    rejected.sort(key=lambda i: (certainty_N[i], paths[i]))
+    digits = max(4, len(str(len(rejected))))
+    rows = []
+    for number, i in enumerate(rejected, start=1):
+        name = _copy(Path(paths[i]), folder, f"{number:0{digits}d}")
+        label = label_cell(classes[labels_N[i]])
+        rows.append([name, path_cell(paths[i]), label, f"{values_N[i]:.9g}"])
+    write_text(folder / INDEX, csv_text(["file", "path", "label", measure], rows))
+
+
+def safe_name(path: Path) -> str:
+    """Reduce the file's name to ASCII letters, digits, dot, dash and underscore, and shorten it."""
+    stem, dot, suffix = path.name.rpartition(".")
+    stem, suffix = (re.sub(r"[^\w-]+", "_", part, flags=re.ASCII) for part in (stem, suffix))
+    return stem[:LONGEST_NAME] + dot + suffix[: 10 if dot else LONGEST_NAME]
+
+
+def _copy(source: Path, folder: Path, number: str) -> str:
+    """Copy an image and return its name."""
+    place = folder / f"{number}_{safe_name(source)}"
+    try:
+        shutil.copyfile(source, place)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot copy {printable(str(source))} into {folder}: {reason}") from None
+    return place.name

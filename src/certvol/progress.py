@@ -1,0 +1,61 @@
+"""The library's requests to its caller: show progress, print messages, say when to stop.
+
+Also how durations and percentages are written, so that they look the same everywhere.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """A progress bar for a long piece of work."""
+
+    def start(self, what: str, total: int, done: int = 0) -> None:
+        """Begin; `done` steps were finished earlier and do not count for the speed."""
+
+    def advance(self, n: int = 1) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Reporter(Progress, Protocol):
+    """A progress bar that also prints messages; `note` puts a text beside the bar."""
+
+    def say(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """A reporter that shows nothing."""
+
+    def say(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def start(self, what: str, total: int, done: int = 0) -> None: ...
+    def advance(self, n: int = 1) -> None: ...
+    def finish(self) -> None: ...
+
+
+class StopSignal:
+    """Call it for the signal number that asks the work to stop, or None; this one never stops."""
+
+    def __call__(self) -> int | None:
+        return None
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Remember signals that arrive inside; the code there asks, and saves before it stops."""
+        yield
+
+
+def duration(seconds: float) -> str:
+    """Format a duration, such as `95 s`, `16 min` or `5.3 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """Format a share as percent, without the sign: 0.875 is `87.5`, None is empty."""
+    return "" if share is None else f"{100 * share:.{decimals}f}"

@@ -1,0 +1,112 @@
+"""The numbers of a run as text: the overview, tables and notes of its page."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from certvol.progress import duration, percent
+from certvol.report.charts import Table
+from certvol.report.figures import measure_title
+from certvol.report.records import MEASURES, Record, number, section
+from certvol.scores.validators import is_spreading_warning
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """Return the numbers in the overview; an empty text for each that the run does not have."""
+    metrics, settings, scores = record.metrics, record.settings, section(record.evaluation)
+    delivered = {**record.about, **section(metrics, "delivered")}
+    model = str(delivered.get("model") or delivered.get("delivered") or "")
+    before, after = (
+        number(section(metrics, key).get("accuracy")) for key in ("source_only", "adapted")
+    )
+    gain = "" if before is None or after is None else f"{100 * (after - before):+.1f}"
+    at_coverage = section(scores, "accuracy_at_coverage", record.certainty)
+    return {
+        "source_only": percent(before),
+        "adapted": "" if model == "pretrained" else percent(after),
+        "gain": gain,
+        "mean_class": _percent(section(metrics, "adapted").get("mean_class_accuracy")),
+        "at_90": _percent(at_coverage.get("0.9")),
+        "aurc": _percent(section(scores, "aurc").get(record.certainty), 2),
+        "ece": _percent(scores.get("ece")),
+        "delivered": model,
+        "why": delivered.get("why", ""),
+        "norm": delivered.get("norm", ""),
+        "images": len(record.images.paths) if record.images is not None else 0,
+        "backbone": settings.get("model.backbone", "unknown"),
+        "device": section(record.environment, "device").get("name", "unknown device"),
+        "duration": "" if record.seconds is None else duration(record.seconds),
+        "source": _folder_name(settings.get("data.source")),
+        "target": _folder_name(settings.get("data.target")),
+    }
+
+
+def warnings(record: Record) -> list[tuple[str, str]]:
+    """Return each warning, and what the labels say about it: training warns without seeing them."""
+    found = summary(record)
+    remark = ""
+    if found["gain"] and found["adapted"]:
+        gain = float(found["gain"])
+        effect = "no change" if gain == 0 else "a gain" if gain > 0 else "a loss"
+        remark = (
+            f"The target's labels, which training did not see, show {effect}: "
+            f"{found['source_only']} % right before adaptation, {found['adapted']} % after."
+        )
+    return [(text, remark if is_spreading_warning(text) else "") for text in record.warnings]
+
+
+def settings_by_section(record: Record) -> dict[str, dict[str, str]]:
+    """Group settings as `training` -> `cycles` -> `40`; software versions come last."""
+    grouped: dict[str, dict[str, str]] = {}
+    for name, value in record.settings.items():
+        group, _, key = name.partition(".")
+        grouped.setdefault(group, {})[key] = setting_text(value)
+    versions = {k: str(version) for k, version in section(record.environment, "versions").items()}
+    if versions and (commit := record.environment.get("commit")):
+        versions["commit"] = str(commit)
+    return {**grouped, **({"versions": versions} if versions else {})}
+
+
+def setting_text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def rejection_table(record: Record) -> Table | None:
+    """Tabulate the accuracy of the most certain images, by the measure that ranks them."""
+    found = section(record.evaluation, "accuracy_at_coverage")
+    areas = section(record.evaluation, "aurc")
+    rows = [
+        [
+            measure_title(name),
+            *(_percent(shares.get(share)) or "–" for share in ("0.8", "0.9", "0.95")),
+            _percent(areas.get(name), 2) or "–",
+        ]
+        for name in MEASURES
+        if (shares := section(found, name))
+    ]
+    return (["measure", "80 %", "90 %", "95 %", "AURC"], rows) if rows else None
+
+
+def oscillation(record: Record) -> Mapping[str, str] | None:
+    found = section(record.evaluation, "oscillation")
+    total, floor = number(found.get("total")), number(found.get("floor"))
+    if total is None:
+        return None
+    return {
+        "total": f"{total:,.4g}",
+        "floor": "–" if floor is None else f"{floor:,.4g}",
+        "ratio": f"{total / floor:.2f}" if floor else "",
+        "images": f"{number(found.get('images')) or 0:,.0f}",
+    }
+
+
+def _percent(value: Any, decimals: int = 1) -> str:
+    return percent(number(value), decimals)
+
+
+def _folder_name(place: Any) -> str:
+    return Path(place).name or place if isinstance(place, str) else "unknown"

@@ -1,0 +1,259 @@
+"""Checkpoints of a run, and the safetensors files they and the weights are kept in.
+
+A checkpoint is one safetensors file with weights, optimiser and plan of the cycle, plus JSON facts.
+It is written and synced first, then named in `latest.json` together with its checksum. If the
+checksum shows that a checkpoint is damaged, the one before it is used.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from certvol.errors import RunFailed, UserError
+from certvol.files import write_atomically
+from certvol.methods._base import AdaptationMethod
+
+POINTER = "latest.json"
+FORMAT = "certvol/1"  # in the header of files that other programs may read
+_FIXED = ("backbone", "projection")
+# Names of tensors that no step changes if `model.train` is head.
+FROZEN = (
+    *(f"network.{part}." for part in _FIXED),
+    *(f"teacher.network/{part}/" for part in _FIXED),
+)
+
+
+@dataclass(frozen=True)
+class State:
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line of JSON. A torn line is harmless: resuming cuts what follows the checkpoint."""
+    append(path, (json.dumps(line) + "\n").encode())
+
+
+def append(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+    except OSError as error:
+        error.filename = str(path)  # a failed write does not name its file
+        raise
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    about: Mapping[str, Any] | None = None,
+    synced: bool = True,
+) -> None:
+    """Write a safetensors file atomically, with `about` in its header.
+
+    Tensors are made contiguous, as safetensors refuses shared memory and gaps. The header has one
+    key only: the order of several would differ from run to run.
+    """
+    header = None if about is None else {"certvol": json.dumps(dict(about), sort_keys=True)}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(contiguous, header), synced)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load a safetensors file; raises OSError, ValueError or SafetensorError.
+
+    Safetensors itself cannot open a path that is not Unicode.
+    """
+    return load(path.read_bytes())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read weights that this run wrote earlier."""
+    try:
+        return load_tensors(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunFailed(
+            f"weights file {path} is missing or damaged ({error}); start a new run"
+        ) from None
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read what `write_tensors` put into the header.
+
+    Raises OSError, KeyError, TypeError, ValueError or RecursionError for any other or cut-off file.
+    """
+    with path.open("rb") as file:
+        length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+        if length > size:  # check before so much memory is requested
+            raise ValueError("its header is incomplete")
+        header = dict(json.loads(file.read(length)))
+    about = json.loads(header.pop("__metadata__")["certvol"])
+    end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if 8 + length + end != size:
+        raise ValueError("the file is incomplete")
+    if not isinstance(about, dict):
+        raise ValueError("its header was not written by certvol")
+    return about
+
+
+def digest_of(path: Path, facts: Any) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "blake2b")
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """The newest checkpoint of a run and the one before it."""
+
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        """`writes` is False in a process that leaves writing to the main one."""
+        self.folder, self.writes = folder, writes
+        self.keeps_previous = True
+        self.last_good: dict[str, Any] | None = None  # the entry last loaded or saved
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """Read the list of checkpoints, the newest first.
+
+        If the list exists but cannot be read now, starting over would overwrite good checkpoints.
+        """
+        pointer = self.folder / POINTER
+        try:
+            entries = json.loads(pointer.read_text())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(
+                f"cannot read the checkpoint list {pointer}: {error.strerror or error}; "
+                "make it readable, then resume"
+            ) from None
+        except (ValueError, RecursionError):
+            return []
+        return [
+            entry
+            for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict)
+            and isinstance(entry.get("number"), int)
+            and isinstance(entry.get("file"), str)
+        ]
+
+    @property
+    def exist(self) -> bool:
+        return bool(self._entries())
+
+    def remove(self) -> None:
+        if self.writes:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def save(self, state: State) -> None:
+        if not self.writes:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        entries = self._entries()
+        number = 1 + max((entry["number"] for entry in entries), default=0)
+        path = self.folder / f"state-{number:06d}.safetensors"
+        write_tensors(path, state.tensors)
+        digest = digest_of(path, state.facts)
+        entry = {"number": number, "file": path.name, "blake2b": digest, "facts": state.facts}
+        previous = []
+        if self.keeps_previous:  # a good checkpoint rather than a newer damaged one
+            previous = [self.last_good] if self.last_good in entries else entries[:1]
+        listed = json.dumps([entry, *previous], indent=1)
+        write_atomically(self.folder / POINTER, listed.encode())
+        self.last_good, *_ = json.loads(listed)
+        kept = {path.name, *(old["file"] for old in previous)}
+        for stale in self.folder.glob("state-*.safetensors*"):
+            if stale.name not in kept:
+                stale.unlink(missing_ok=True)
+
+    def load(self) -> tuple[State | None, list[str]]:
+        """Return the newest undamaged checkpoint, if any, and a warning for each damaged one."""
+        warnings = []
+        entries = self._entries()
+        if not entries and (self.folder / POINTER).exists():
+            warnings.append(
+                f"the checkpoint list {self.folder / POINTER} is damaged; starting over"
+            )
+        for entry in entries:
+            name = Path(entry["file"]).name or "?"  # never a path that leads out of the folder
+            try:
+                path = self.folder / name
+                if digest_of(path, entry["facts"]) != entry["blake2b"]:
+                    raise ValueError("its checksum is wrong")
+                if not isinstance(entry["facts"], dict):
+                    raise ValueError("its facts are missing")
+                state = State(load_tensors(path), entry["facts"])
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                warnings.append(f"checkpoint {name} is damaged ({error}); trying the one before it")
+            else:
+                self.last_good = entry
+                return state, warnings
+        return None, warnings
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return momentum and the like, named after the number of their parameter."""
+    return {
+        f"optimizer.{number}.{name}": value
+        for number, entries in optimizer.state_dict()["state"].items()
+        for name, value in entries.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Load `optimizer_tensors`. Fused optimisers need the memory layout of the parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in without_prefix("optimizer", tensors).items():
+        number, _, name = key.partition(".")
+        parameter = parameters[int(number)]
+        if value.shape == parameter.shape:
+            value = torch.empty_like(parameter).copy_(value)
+        state.setdefault(int(number), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with this prefix, without it."""
+    start = f"{prefix}."
+    return {
+        name.removeprefix(start): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(start)
+    }
+
+
+def trained_tensors(method: AdaptationMethod) -> dict[str, Tensor]:
+    """Return a method's tensors without those of a frozen backbone, which no step changes."""
+    frozen = FROZEN if method.network.trained_part == "head" else ()
+    tensors: dict[str, Tensor] = method.state_dict()
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(frozen)}
+
+
+def load_into(method: AdaptationMethod, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Load tensors into a method; a frozen backbone that they leave out stays as it is."""
+    own: dict[str, Tensor] = method.state_dict()
+    frozen = own.keys() - trained_tensors(method).keys()
+    try:
+        method.load_state_dict({**{name: own[name] for name in frozen}, **tensors})
+    except RuntimeError:
+        raise RunFailed(
+            f"{what} does not fit this run's network: it was written with other settings"
+        ) from None

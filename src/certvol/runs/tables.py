@@ -1,0 +1,62 @@
+"""Write and read CSV tables and text files.
+
+Tables are always UTF-8. In a name with other bytes, those are written as Python's error handler
+`backslashreplace` writes them: `caf\\xe9.jpg`.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from certvol.files import write_atomically
+
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def path_cell(path: str) -> str:
+    """Return a cell that no spreadsheet runs as a formula; with `./` the path stays valid."""
+    return _cell(path, "./")
+
+
+def label_cell(label: str) -> str:
+    """Return a cell that no spreadsheet runs as a formula."""
+    return _cell(label, "'")
+
+
+def _cell(name: str, mark: str) -> str:
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return mark + text if text.startswith(FORMULA_SIGNS) else text
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    # Python before 3.13 does not quote a CR, and readers take it for the end of a line.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerow(header)
+    for row in rows:
+        (quoting if any("\r" in cell for cell in row) else writer).writerow(row)
+    return text.getvalue()
+
+
+def read_column(path: Path, name: str) -> list[str]:
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return [row[name] for row in csv.DictReader(file)]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically; paths in it that are not Unicode keep their bytes."""
+    write_atomically(path, text.encode("utf-8", "surrogateescape"))
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """Read metrics.json; raises ValueError, KeyError, TypeError or RecursionError if damaged."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("source_only", "adapted"):
+        float(found[key]["accuracy"]), float(found[key]["mean_class_accuracy"])
+    if not isinstance(found["delivered"], dict):
+        raise TypeError("`delivered` is not a section")
+    return dict(found)

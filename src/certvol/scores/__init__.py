@@ -1,0 +1,1 @@
+"""Turn arrays into numbers: metrics, measures of certainty, validators."""

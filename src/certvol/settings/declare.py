@@ -1,0 +1,90 @@
+"""Declare a setting: default, range and help in one expression.
+
+    batch_size: int = setting(128, at_least=4, help="Images per step, source and target together.")
+
+The command line, the range checks, the comments in `config.yaml` and the settings page of the
+documentation all read these declarations. The choices of a `Literal` are read from its type.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number: `above` and `below` are excluded, `at_least` and `at_most` included."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def fault(self, value: float) -> str | None:
+        """Return what the value should be, in words, or None if it is within the range.
+
+        NaN is outside every range.
+        """
+        if self.above is not None and not value > self.above:
+            return f"should be above {self.above:g}"
+        if self.at_least is not None and not value >= self.at_least:
+            if self.at_least == 0:
+                return "should not be negative"
+            return f"should be {self.at_least:g} or more"
+        if self.below is not None and not value < self.below:
+            return f"should be below {self.below:g}"
+        if self.at_most is not None and not value <= self.at_most:
+            return f"should be at most {self.at_most:g}"
+        return None
+
+    def __str__(self) -> str:
+        limits = {">": self.above, ">=": self.at_least, "<": self.below, "<=": self.at_most}
+        return ", ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
+
+
+def setting(
+    default: Any,
+    *,
+    help: str,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """Declare a field of a settings dataclass."""
+    limits = Range(above, at_least, below, at_most)
+    return field(default=default, metadata={"help": help, "range": limits})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One declared setting, as tables and checks need it."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    range: Range
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The allowed values of a `Literal`; empty for other types."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def allowed(self) -> str:
+        """The choices or the range as text; empty if there is no limit."""
+        return ", ".join(map(str, self.choices)) or str(self.range)
+
+    def fault(self, value: Any) -> str | None:
+        """Return what a number should be, in words, or None if it is within its range."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return self.range.fault(value) if is_number else None
+
+
+def settings_of(section: Any) -> Iterator[Setting]:
+    """Yield the settings that a section's dataclass, or an instance of it, declares."""
+    for each in dataclasses.fields(section):
+        limits = each.metadata.get("range", Range())
+        yield Setting(each.name, each.type, each.default, each.metadata.get("help", ""), limits)

@@ -1,0 +1,295 @@
+"""Every setting of certvol except those that a method or a pseudo-label rule declares itself."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from certvol.settings.declare import setting
+
+NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
+
+MIN_IMAGE_SIZE = 8  # pixels
+MAX_RATE = 1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The folders of images and how decoded images are stored."""
+
+    source: str | None = setting(
+        None, help="Folder of labelled images with one sub-folder per class, or a .npz of features."
+    )
+    target: str | None = setting(
+        None, help="Folder of images to adapt to, in any layout, or a .npz. Labels are never read."
+    )
+    image_size: int | None = setting(
+        None,
+        at_least=MIN_IMAGE_SIZE,
+        help="Side in pixels of the network's input; null: the size the backbone was trained with.",
+    )
+    cache_dir: str | None = setting(
+        None, help="Folder for decoded images; null: $CERTVOL_CACHE, else the user's cache folder."
+    )
+    cache_limit_gb: float = setting(
+        50.0,
+        above=0,
+        help="Largest size of the cache; images unused for longest are deleted first.",
+    )
+    workers: int = setting(
+        0, at_least=0, at_most=1024, help="Processes that decode images; 0: one per core."
+    )
+    device_share: float = setting(
+        0.5,
+        at_least=0,
+        help="Keep decoded images on the GPU if they fit into this share of its free memory.",
+    )
+    holdout: float = setting(
+        0.1,
+        at_least=0,
+        at_most=0.5,
+        help="Share of the source kept out of training, to notice a model that goes wrong.",
+    )
+    views: int = setting(
+        4,
+        above=0,
+        at_most=1024,
+        help="With model.train head: views extracted per image; the first is the test view.",
+    )
+    max_megapixels: float = setting(
+        179.0, above=0, help="Skip larger images, which may be decompression bombs."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """The random view of a training image. All geometric changes are applied in one warp."""
+
+    enabled: bool = setting(True, help="Draw random views; false: train on the test view.")
+    crop_area: float = setting(
+        0.75, above=0, at_most=1, help="Smallest share of the image that a random crop keeps."
+    )
+    crop_aspect: float = setting(
+        1.3333333333333333, above=0, help="Largest change of aspect ratio by a random crop."
+    )
+    flip: bool = setting(True, help="Mirror half of the views left to right.")
+    rotate: float = setting(10.0, at_least=0, help="Largest rotation in degrees, either way.")
+    shear: float = setting(10.0, at_least=0, help="Largest shear in degrees, either way.")
+    shift: float = setting(
+        0.025, at_least=0, help="Largest shift as a share of the side, either way."
+    )
+    scale: float = setting(0.025, at_least=0, help="Largest zoom, either way.")
+    grey: float = setting(0.2, at_least=0, at_most=1, help="Probability of a grey view.")
+    jitter: float = setting(
+        0.05,
+        at_least=0,
+        at_most=1,
+        help="Largest change of brightness, contrast, saturation and hue, either way.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    backbone: str = setting(
+        "resnet50.tv_in1k", help="Any timm model name, or small_cnn (see `certvol list backbones`)."
+    )
+    weights: str | None = setting(
+        None, help="A .safetensors or .pth file; null: timm's pretrained weights; none: random."
+    )
+    hub: bool = setting(
+        True, help="Download missing weights; false: use only weights that are in the local cache."
+    )
+    norm: NormMode = setting(
+        "auto",
+        help="BatchNorm statistics: mixed over both domains, per_domain, dsbn (own scale and shift "
+        "too), frozen, or auto (a short trial decides).",
+    )
+    sync_norm: bool = setting(
+        False, help="With torchrun: BatchNorm statistics of the whole batch, not of each process."
+    )
+    train: Literal["all", "last_block", "head"] = setting(
+        "all",
+        help="Part of the network that learns. head: the backbone is frozen, and features are "
+        "extracted once.",
+    )
+    feature_dims: int | None = setting(
+        None,
+        at_least=0,
+        help="With model.train head: principal dimensions that features are reduced to before "
+        "training; 0: none are left out; null: 512, or 0 for a method in closed form.",
+    )
+    classifier_layers: Literal[0, 1, 2] = setting(
+        0,
+        help="Layers of the classifier; 0: 1 behind a frozen backbone (samples are then drawn as "
+        "logits: exact and fast), else 2.",
+    )
+    adapter: bool | None = setting(
+        None,
+        help="Add a residual layer, initialised to the identity, that moves frozen features; null: "
+        "only with one classifier layer.",
+    )
+    dropout: float = setting(
+        0.5, at_least=0, below=1, help="Dropout before each linear layer of the classifier."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Pretraining on the source, then adaptation in cycles."""
+
+    pretrain_steps: int = setting(500, at_least=0, help="Steps on source images before adaptation.")
+    cycles: int = setting(
+        40,
+        at_least=0,
+        help="Most cycles of adaptation; each labels the target, then trains on it.",
+    )
+    settled: float = setting(
+        0.0,
+        at_least=0,
+        at_most=1,
+        help="End adaptation when, for 2 cycles in a row, at most this share of the labels and "
+        "predictions changed; 0: never. Methods with stages or growing losses ignore this.",
+    )
+    cycle_steps: int = setting(
+        50, at_least=0, help="Steps per cycle; 0: 5 * ceil(classes / 16), as in the authors' code."
+    )
+    batch_size: int = setting(
+        128, at_least=4, at_most=2**16, help="Images per step, source and target together."
+    )
+    seed: int = setting(0, at_least=0, help="Seed of everything random.")
+    device: str = setting("auto", help="auto, cpu, cuda or cuda:N.")
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto",
+        help="Training precision. auto: bf16 on GPUs, and on CPUs with bf16 hardware for images of "
+        "64 px or more; else fp32. Predictions are always fp32.",
+    )
+    record: bool = setting(
+        True, help="On one GPU: record a step as a CUDA graph and replay it, which is faster."
+    )
+    compile: Literal["auto", "always", "never"] = setting(
+        "auto",
+        help="torch.compile of the backbone: a minute to start, faster afterwards. auto: on a GPU, "
+        "for runs of 5,000 steps or more.",
+    )
+    optimizer: str = setting(
+        "sgd", help="sgd with Nesterov momentum, or adamw, whose first beta is training.momentum."
+    )
+    learning_rate: float = setting(
+        5e-4, above=0, at_most=MAX_RATE, help="Learning rate of pretraining, and of the backbone."
+    )
+    head_rate: float = setting(
+        1.0,
+        above=0,
+        at_most=1e6,
+        help="Learning rate of all layers behind the backbone, relative to the backbone's. Many "
+        "comparators were published with 10.",
+    )
+    adapt_learning_rate: float | None = setting(
+        None,
+        above=0,
+        at_most=MAX_RATE,
+        help="Learning rate of adaptation; null: as in pretraining.",
+    )
+    schedule: Literal["can", "constant"] = setting(
+        "can", help="can: lr / (1 + 10 p)^exponent, where p is the progress of adaptation."
+    )
+    schedule_exponent: float = setting(
+        0.75, at_least=0, at_most=10, help="Exponent of the schedule `can`."
+    )
+    momentum: float = setting(0.95, at_least=0, below=1, help="Momentum of the optimiser.")
+    weight_decay: float = setting(0.0, at_least=0, help="Weight decay of all weights.")
+    grad_clip: float = setting(0.0, at_least=0, help="Largest norm of the gradient; 0: no limit.")
+    fresh_optimizer: bool = setting(
+        False, help="Discard the optimiser's momentum when adaptation starts."
+    )
+    pseudo_labels: str = setting(
+        "argmax", help="Rule that labels the target (see `certvol list rules`)."
+    )
+    label_view: Literal["test", "augmented"] = setting(
+        "test", help="View of an image that its pseudo-label is computed from."
+    )
+    mc_passes: int = setting(32, above=0, help="Passes of MC-dropout.")
+    mc_dropout: float = setting(0.85, at_least=0, below=1, help="Dropout rate of MC-dropout.")
+    labelling: Literal["on_demand", "full"] = setting(
+        "on_demand",
+        help="on_demand: label images in random order until each class has what the cycle draws. "
+        "Methods that need all labels, and plain batches, ignore this.",
+    )
+    labelling_share: float = setting(
+        1.0,
+        above=0,
+        at_most=1,
+        help="Largest share of the target labelled per cycle. Below 1, a rare class may be missed.",
+    )
+    batches: Literal["auto", "balanced", "plain"] = setting(
+        "auto",
+        help="balanced: equally many images per class and pseudo-class; plain: images as they come; "
+        "auto: as in the method's paper.",
+    )
+    teacher: float = setting(
+        0.0,
+        at_least=0,
+        below=1,
+        help="Decay per step (such as 0.99) of an average of the weights, which then labels, "
+        "predicts and is delivered; 0: none.",
+    )
+    log_every: int = setting(10, above=0, help="Steps between two lines of history.jsonl.")
+    checkpoint_seconds: float = setting(60.0, at_least=0, help="Seconds between two checkpoints.")
+    checkpoint_previous: bool = setting(
+        True, help="Keep the previous checkpoint too: twice the disk space, and a fallback."
+    )
+    tensorboard: bool = setting(
+        False,
+        help="Also write history.jsonl for TensorBoard; needs `pip install certvol[tensorboard]`.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """Label-free signs of collapse, and which model is delivered."""
+
+    action: Literal["pretrained", "back", "stop", "warn"] = setting(
+        "pretrained",
+        help="On collapse. pretrained: deliver the model before adaptation; back: deliver the best "
+        "healthy cycle; stop: fail the run; warn: only warn.",
+    )
+    patience: int = setting(
+        2, above=0, help="Cycles in a row that must look collapsed; fewer at the end of a run."
+    )
+    spread: float = setting(
+        0.6,
+        at_least=0,
+        help="Collapsed if predictions use fewer classes than this share of the pretrained model's.",
+    )
+    source_accuracy: float = setting(
+        0.75,
+        at_least=0,
+        help="Collapsed if accuracy on held-out source images falls below this share of the "
+        "pretrained model's.",
+    )
+    images: int = setting(
+        1024,
+        above=0,
+        at_most=2048,
+        help="Target images that are watched, with up to half as many held-out source images.",
+    )
+    trial_cycles: int = setting(
+        5, above=0, help="With model.norm auto: cycles that each candidate is tried for."
+    )
+    select: str = setting(
+        "last",
+        help="Cycle whose model is delivered: the last, or the best by a validator (a label-free "
+        "score; ensv compares pairs).",
+    )
+    keep: Literal["chosen", "all"] = setting(
+        "chosen", help="all: keep the best weights of every validator, not only of the chosen one."
+    )
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "augment": AugmentConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "guard": GuardConfig,
+}

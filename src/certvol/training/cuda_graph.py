@@ -1,0 +1,100 @@
+"""Record a training step once as a CUDA graph and replay it: the GPU never waits for Python."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from certvol.methods._base import Batch
+
+Terms = dict[str, Tensor]
+TrainOn = Callable[[Batch], Terms]
+
+WARM_UP = 3  # steps before a recording: they create momentum and choose the fastest convolutions
+MOST_RECORDINGS = 4  # further kinds of batch, made by source images that stand in, are rare
+
+
+class Recording:
+    """A recorded step for one kind of batch; the next replay overwrites its inputs and results."""
+
+    def __init__(self, train_on: TrainOn, batch: Batch, pool: Any, stream: Any) -> None:
+        other = batch.other_inputs
+        self.batch = replace(
+            batch,
+            inputs=batch.inputs.clone(),
+            labels_N=batch.labels_N.clone(),
+            progress=batch.progress.clone(),
+            other_inputs=None if other is None else other.clone(),
+            tables={name: rows.clone() for name, rows in batch.tables.items()},
+            logged={},
+        )
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(batch.generator)
+        # Another thread may be writing weights to a file, which must not disturb the recording.
+        mode = "thread_local"
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode=mode):
+            self.terms = train_on(self.batch)
+
+    def replay(self, batch: Batch) -> tuple[Terms, Batch]:
+        for own, given in zip(_changing(self.batch), _changing(batch), strict=True):
+            own.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return self.terms, replace(self.batch, num_source=batch.num_source)
+
+
+def _changing(batch: Batch) -> list[Tensor]:
+    """Return the tensors that differ from step to step."""
+    other = [] if batch.other_inputs is None else [batch.other_inputs]
+    return [batch.inputs, batch.labels_N, batch.progress, *other, *batch.tables.values()]
+
+
+@cache
+def _side_stream(device: int) -> Any:
+    """Return one stream for all runs of a process: a stream never gives its memory to another."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class Recorder:
+    """Runs the first steps of a kind directly and replays later ones; both compute the same."""
+
+    def __init__(self, train_on: TrainOn, enabled: bool) -> None:
+        self.train_on, self.enabled = train_on, enabled
+        self.stream: Any = _side_stream(torch.cuda.current_device()) if enabled else None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop recordings, because tensors they work on are replaced (by a new optimiser, say)."""
+        self.seen: dict[tuple[object, ...], int] = {}
+        self.recordings: dict[tuple[object, ...], Recording] = {}
+
+    def run(self, batch: Batch, mode: str, split_matters: bool) -> tuple[Terms, Batch]:
+        """Take a step in a norm mode.
+
+        `split_matters`: another number of source rows makes another kind of step.
+        """
+        if not self.enabled:
+            return self.train_on(batch), batch
+        split = batch.num_source if split_matters else None
+        kind = (batch.adapting, mode, split, *batch.inputs.shape)
+        if self.recordings and next(iter(self.recordings))[:2] != kind[:2]:
+            self.forget()  # the previous phase does not come back
+        if kind in self.recordings:
+            return self.recordings[kind].replay(batch)
+        self.seen[kind] = self.seen.get(kind, 0) + 1
+        if self.seen[kind] <= WARM_UP or len(self.recordings) >= MOST_RECORDINGS:
+            return self._run_unrecorded(batch), batch
+        pool = next(iter(self.recordings.values())).graph.pool() if self.recordings else None
+        self.recordings[kind] = Recording(self.train_on, batch, pool, self.stream)
+        return self.recordings[kind].replay(batch)
+
+    def _run_unrecorded(self, batch: Batch) -> Terms:
+        """Use the stream of recordings: autograd ties gradients to the stream that made them."""
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            terms = self.train_on(batch)
+        here.wait_stream(self.stream)
+        return terms

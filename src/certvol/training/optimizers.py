@@ -1,0 +1,55 @@
+"""Optimisers: one entry of `OPTIMIZERS` each, whose name is a value of `training.optimizer`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import SGD, AdamW, Optimizer
+
+from certvol.settings import TrainingConfig
+
+ADAMW_SECOND_BETA = 0.999
+Groups = Iterable[dict[str, Any]]
+
+
+def _nothing(optimizer: Optimizer) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """How to build an optimiser, and what to do before each of its steps."""
+
+    build: Callable[[Groups, TrainingConfig, bool, bool], Optimizer]
+    """From parameter groups, settings, whether steps are fused, and whether they are recorded."""
+    before_step: Callable[[Optimizer], None] = _nothing
+
+
+def _sgd(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool) -> Optimizer:
+    momentum, decay = settings.momentum, settings.weight_decay
+    return SGD(groups, momentum=momentum, nesterov=momentum > 0, weight_decay=decay, fused=fused)
+
+
+def _adamw(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool) -> Optimizer:
+    betas, decay = (settings.momentum, ADAMW_SECOND_BETA), settings.weight_decay
+    return AdamW(groups, betas=betas, weight_decay=decay, fused=fused, capturable=recorded)
+
+
+def _start_momentum(optimizer: Optimizer) -> None:
+    """Start the momentum of weights that get their first gradient now at 0.
+
+    A discriminator's weights do so when adaptation starts. A fused step of SGD takes the momentum
+    of all weights or of none; from 0 it is the step that it would have been.
+    """
+    for group in optimizer.param_groups:
+        for weight in group["params"] if group["momentum"] > 0 else ():
+            state = optimizer.state[weight]
+            if weight.grad is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerKind(_sgd, before_step=_start_momentum),
+    "adamw": OptimizerKind(_adamw),
+}

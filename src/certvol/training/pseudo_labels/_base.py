@@ -1,0 +1,60 @@
+"""What a pseudo-label rule is to the trainer.
+
+A rule that looks at each image alone labels chunks: it returns probabilities in `probabilities` and
+labels in `labels`. The trainer then labels only as many images as a cycle draws. A rule that
+compares images sets `labels_whole_target`: before every cycle, `label_target` gets the features and
+probabilities of all target images, and with `uses_source` those of the source too.
+
+With several processes, chunks are shared out; `label_target` runs in each process on the same input,
+and the labels of the first one count.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from certvol.methods._base import AdaptationMethod, Survey
+from certvol.settings import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some target images as the model sees them, on the training device."""
+
+    method: AdaptationMethod
+    features_ND: Tensor
+    seed: int
+    """For random numbers; differs between chunks, cycles and processes."""
+
+
+class PseudoLabelRule:
+    """Labels target images by the present model only.
+
+    What a rule keeps from cycle to cycle must follow from the run's inputs, as a resumed run lacks it.
+    """
+
+    summary: ClassVar[str]
+    labels_whole_target: ClassVar[bool] = False
+    """Label all target images at once, by `label_target`."""
+    uses_source: ClassVar[bool] = False
+    """`label_target` also gets the features and labels of the source images."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Settings of the rule, given as `pseudo_labels.<field>`."""
+
+    def __init__(self, config: Any, training: TrainingConfig) -> None:
+        self.config, self.training = config, training
+
+    def probabilities(self, chunk: Chunk) -> Tensor:
+        """Return the probabilities of a chunk's images, N x C; by default the classifier's."""
+        return chunk.method.logits(chunk.features_ND).float().softmax(dim=1)
+
+    def labels(self, probabilities_NC: Tensor) -> Tensor:
+        """Return a label per image of a chunk; -1 leaves an image out of the cycle."""
+        return probabilities_NC.argmax(dim=1)
+
+    def label_target(self, survey: Survey) -> Tensor:
+        """Return a label for every target image; -1 leaves an image out of the cycle."""
+        raise NotImplementedError

@@ -1,0 +1,94 @@
+"""A graph of nearest neighbours among target images, and what can be computed on it.
+
+Rows are compared a chunk at a time, so memory grows with N, not with N squared.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from certvol.scores.uncertainty import entropy
+
+CHUNK_ENTRIES = 2**25  # of the similarities that are held at a time: 128 MiB
+LOG_FLOOR = 1e-10
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest neighbours of each of N rows, the nearest first, without the row itself."""
+
+    rows_NK: Tensor
+
+    def nearest(self, k: int) -> "Neighbours":
+        return Neighbours(self.rows_NK[:, :k])
+
+    def add_up(self, values_NC: Tensor) -> Tensor:
+        """Sum values over neighbours: W V, where W_ij is 1 for mutual neighbours and 1/2 for others."""
+        sums_NC = torch.zeros_like(values_NC)
+        for rows_N in self.rows_NK.T:
+            sums_NC += values_NC[rows_N]
+            sums_NC.index_add_(0, rows_N, values_NC)
+        return sums_NC / 2
+
+
+def nearest_neighbours(units_ND: Tensor, k: int) -> Neighbours:
+    """Find neighbours by the cosine, exactly."""
+    count = len(units_ND)
+    k = min(k, count - 1)
+    if k < 1:
+        return Neighbours(torch.empty(count, 0, dtype=torch.int64, device=units_ND.device))
+    size = max(1, CHUNK_ENTRIES // count)
+    found = []
+    for start in range(0, count, size):
+        similarity_RN = units_ND[start : start + size] @ units_ND.T
+        rows_R = torch.arange(len(similarity_RN), device=units_ND.device)
+        similarity_RN[rows_R, rows_R + start] = -math.inf
+        found.append(similarity_RN.topk(k, dim=1).indices)
+    return Neighbours(torch.cat(found))
+
+
+def neighbours_for(probabilities_NC: Tensor, most: int) -> int:
+    """Return how many neighbours of an image probably show its class: at most half of such images.
+
+    The number of classes in use is estimated from the mean prediction.
+    """
+    in_use = float(entropy(probabilities_NC.mean(dim=0, keepdim=True)).exp())
+    return max(1, min(most, round(0.5 * len(probabilities_NC) / in_use)))
+
+
+def smooth(probabilities_NC: Tensor, neighbours: Neighbours, rounds: int = 100) -> Tensor:
+    """Let neighbours agree: Laplacian adjusted maximum-likelihood estimation (LAME, CVPR 2022).
+
+    Repeat Y = softmax(log P + W Y). The classifier's opinion P stays a term of its own, and nothing
+    is assumed about how often classes occur.
+    """
+    opinion_NC = probabilities_NC.clamp(min=LOG_FLOOR).log()
+    smoothed_NC = probabilities_NC
+    for _ in range(rounds):
+        before_NC = smoothed_NC
+        smoothed_NC = (opinion_NC + neighbours.add_up(before_NC)).softmax(dim=1)
+        if (smoothed_NC - before_NC).abs().max() < TOLERANCE:
+            break
+    return smoothed_NC
+
+
+def propagate(
+    probabilities_NC: Tensor, neighbours: Neighbours, alpha: float, rounds: int = 100
+) -> Tensor:
+    """Spread probabilities over the graph: label spreading (Zhou et al., NIPS 2003).
+
+    Repeat Z = alpha S Z + (1 - alpha) P with S = D^-1/2 W D^-1/2; return Z with rows that sum to 1.
+    """
+    ones_N1 = torch.ones_like(probabilities_NC[:, :1])
+    scale_N1 = neighbours.add_up(ones_N1).clamp(min=1e-12).rsqrt()
+    spread_NC = probabilities_NC
+    for _ in range(rounds):
+        before_NC = spread_NC
+        moved_NC = scale_N1 * neighbours.add_up(scale_N1 * before_NC)
+        spread_NC = alpha * moved_NC + (1 - alpha) * probabilities_NC
+        if (spread_NC - before_NC).abs().max() < TOLERANCE:
+            break
+    return spread_NC / spread_NC.sum(dim=1, keepdim=True).clamp(min=1e-12)

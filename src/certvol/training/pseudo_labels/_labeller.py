@@ -1,0 +1,195 @@
+"""Label target images with a rule, by the model in evaluation; all processes of a team share the work."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from certvol.data.views import Views
+from certvol.device import evaluation_batch
+from certvol.distributed import Team
+from certvol.methods._base import AdaptationMethod, Labelled, Survey
+from certvol.nn.acceleration import uses_bf16
+from certvol.nn.norm import SOURCE, TARGET
+from certvol.predict.forward import evaluating, mixed_precision
+from certvol.randomness import numpy_generator, torch_generator, torch_seed
+from certvol.settings import TrainingConfig
+from certvol.training.pseudo_labels._base import Chunk, PseudoLabelRule
+from certvol.training.pseudo_labels._pools import Pools, fill_pools
+
+Indices = NDArray[np.int64]
+BetweenChunks = Callable[[], None]
+
+
+class Labeller:
+    def __init__(
+        self,
+        method: AdaptationMethod,
+        views: Views,
+        settings: TrainingConfig,
+        team: Team,
+        rule: PseudoLabelRule,
+    ) -> None:
+        self.method, self.views, self.settings, self.team = method, views, settings, team
+        self.rule = rule
+        self.bf16 = uses_bf16(settings, method.network, views.device)
+        frozen = method.network.trained_part == "head" and method.network.adapter is None
+        self.fixed_features = frozen and settings.label_view == "test"
+        self.chunk_size = evaluation_batch(views.device) * team.size
+
+    @property
+    def labels_whole_target(self) -> bool:
+        return self.method.labels_whole_target or self.rule.labels_whole_target
+
+    def label(self, cycle: int, needed_C: Indices, between_chunks: BetweenChunks) -> Pools:
+        """Label the target in an order of this cycle's own, until each class has enough images."""
+        settings = self.settings
+        order = numpy_generator(settings.seed, "label.order", cycle).permutation(
+            len(self.views.target)
+        )
+        order = order[: math.ceil(settings.labelling_share * len(order))]
+        full = settings.labelling == "full"
+        return self._fill_pools(cycle, order, needed_C, full, between_chunks)
+
+    def label_images(self, cycle: int, images_N: Indices, between_chunks: BetweenChunks) -> Pools:
+        """Label these images and no others."""
+        nothing = np.zeros(self.method.network.num_classes, dtype=np.int64)
+        return self._fill_pools(cycle, images_N, nothing, True, between_chunks)
+
+    def _fill_pools(
+        self,
+        cycle: int,
+        order: Indices,
+        needed_C: Indices,
+        everything: bool,
+        between_chunks: BetweenChunks,
+    ) -> Pools:
+        def label_chunk(chunk_N: Indices, number: int) -> Callable[[], Indices]:
+            """Each process labels its share of the chunk; all get the labels of the whole of it."""
+            between_chunks()
+            probabilities_NC, _ = self._predict(chunk_N, cycle, number)
+            labels_N = self.rule.labels(probabilities_NC)
+            return lambda: np.asarray(self.team.gather(labels_N.cpu().numpy()))
+
+        return fill_pools(label_chunk, order, needed_C, self.chunk_size, everything)
+
+    def _predict(self, chunk_N: Indices, cycle: int, number: int) -> tuple[Tensor, Tensor]:
+        """Return probabilities and features of this process's share of a chunk."""
+        method, device = self.method, self.views.device
+        share_N = chunk_N[self.team.share(len(chunk_N))]
+        if len(share_N) == 0:
+            network = method.network
+            return (
+                torch.empty(0, network.num_classes, device=device),
+                torch.empty(0, network.dim, device=device),
+            )
+        seed, place = self.settings.seed, (cycle, number, self.team.rank)
+        augmented = self.settings.label_view == "augmented"
+        generator = torch_generator("cpu", seed, "label.view", *place) if augmented else None
+        view = self.views.target_view(share_N, generator)
+        with evaluating(method, TARGET), mixed_precision(device, self.bf16):
+            features_ND = method.network.features(view)
+            chunk = Chunk(method, features_ND, torch_seed(seed, "label.dropout", *place))
+            return self.rule.probabilities(chunk), features_ND.float()
+
+    # --- all target images at once
+
+    @property
+    def survey_predicts(self) -> bool:
+        """Whether a survey holds the probabilities that the model predicts with."""
+        plain = type(self.rule).probabilities is PseudoLabelRule.probabilities
+        return self.labels_whole_target and plain and self.settings.label_view == "test"
+
+    def label_target(self, survey: Survey) -> Labelled:
+        """Label the whole target, by the method if it does so itself, else by the rule."""
+        with evaluating(self.method, TARGET):
+            if self.method.labels_whole_target:
+                found = self.method.label_target(survey)
+            else:
+                found = Labelled(self.rule.label_target(survey))
+        # Tensors made in inference mode cannot train: clone them.
+        tables = {name: table.clone() for name, table in found.tables.items()}
+        labelled = Labelled(found.labels_N.clone(), tables)
+        notes = [
+            tensor
+            for name, tensor in self.method.named_buffers()
+            if not name.startswith(("network.", "teacher."))
+        ]
+        self.team.copy_from_main([labelled.labels_N, *tables.values(), *notes])
+        return labelled
+
+    def survey(
+        self, cycle: int, stage: int, source_pools: list[Indices], between_chunks: BetweenChunks
+    ) -> Survey:
+        """Return what the model makes of all target images, the same in every process.
+
+        `source_pools` holds the source images of each class; they are looked at only if the method
+        or the rule asks for them.
+        """
+        features, probabilities = [], []
+        for number, chunk_N in enumerate(self._chunks(len(self.views.target))):
+            between_chunks()
+            probabilities_NC, features_ND = self._predict(chunk_N, cycle, number)
+            features.append(self._gathered(features_ND))
+            probabilities.append(self._gathered(probabilities_NC))
+        rule_sees_source = self.rule.uses_source and not self.method.labels_whole_target
+        source_SD = labels_S = centres_CD = None
+        if self.method.surveys_source or rule_sees_source:
+            images_S = np.concatenate(source_pools)
+            classes = np.arange(len(source_pools))
+            labels_S = np.repeat(classes, [len(pool) for pool in source_pools])
+            parts = self._source_features(images_S, labels_S, between_chunks)
+            if rule_sees_source:
+                source_SD = torch.cat([self._gathered(part_ND) for part_ND, _ in parts])
+            else:
+                centres_CD = self._centres(parts, len(source_pools))
+        return Survey(
+            torch.cat(features),
+            torch.cat(probabilities),
+            centres_CD,
+            stage,
+            torch_generator(self.views.device, self.settings.seed, "survey", cycle),
+            source_SD,
+            None if source_SD is None else torch.from_numpy(labels_S).to(self.views.device),
+            self.fixed_features,
+        )
+
+    def _chunks(self, count: int) -> Iterator[Indices]:
+        size = self.chunk_size
+        return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        if self.team.size == 1:
+            return rows.clone()  # tensors made in inference mode cannot train
+        gathered = np.asarray(self.team.gather(rows.cpu().numpy()))
+        return torch.from_numpy(gathered).to(self.views.device)
+
+    def _source_features(
+        self, images_S: Indices, labels_S: Indices, between_chunks: BetweenChunks
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features and labels of this process's share of each chunk of source images."""
+        device, network = self.views.device, self.method.network
+        for chunk_N in self._chunks(len(images_S)):
+            between_chunks()
+            share_N = chunk_N[self.team.share(len(chunk_N))]
+            features_ND = torch.empty(0, network.dim, device=device)
+            if len(share_N) > 0:
+                with evaluating(self.method, SOURCE), mixed_precision(device, self.bf16):
+                    (view,) = self.views.test_batches(SOURCE, images_S[share_N], len(share_N))
+                    features_ND = network.features(view).float()
+            yield features_ND, torch.from_numpy(labels_S[share_N]).to(device)
+
+    def _centres(self, parts: Iterator[tuple[Tensor, Tensor]], num_classes: int) -> Tensor:
+        """Sum the unit-length source features of each class, over all processes."""
+        device = self.views.device
+        sums_CD = torch.zeros(num_classes, self.method.network.dim, device=device)
+        for features_ND, labels_N in parts:
+            sums_CD.index_add_(0, labels_N, F.normalize(features_ND, dim=1))
+        if self.team.size == 1:
+            return sums_CD
+        parts_RCD = torch.from_numpy(np.asarray(self.team.gather(sums_CD[None].cpu().numpy())))
+        return parts_RCD.sum(dim=0).to(device)

@@ -1,0 +1,77 @@
+"""Clusters of target images, named by the classifier; classes without images are left out.
+
+1. Compare images in a space where the source's classes are round (`_space`).
+2. Let neighbours agree on the classifier's opinion (`_graph.smooth`).
+3. Start a cluster at the mean of each class that is then in use, and run spherical k-means. The
+   classifier keeps a vote in every assignment, so a cluster cannot drift to another class.
+4. Drop clusters that are left with few images, and assign those again. This is what makes the rule
+   safe when the target lacks classes: plain k-means would give each absent class a cluster.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from certvol.methods._base import Survey
+from certvol.settings import setting
+from certvol.training.pseudo_labels._comparing import ComparingRule
+from certvol.training.pseudo_labels._graph import smooth
+
+MIN_PROBABILITY = 1e-4
+
+
+class Rule(ComparingRule):
+    summary = "clusters of target images, named by the classifier; small clusters are dropped"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        neighbours: int = setting(
+            5, above=0, at_most=1000, help="Most neighbours that must agree before clustering."
+        )
+        vote: float = setting(
+            0.02,
+            at_least=0,
+            help="Weight of the classifier's log-probability against the cosine to a cluster.",
+        )
+        drop_below: float = setting(
+            0.1,
+            at_least=0,
+            at_most=1,
+            help="Drop clusters with fewer images than this share of an even cluster's.",
+        )
+        rounds: int = setting(10, above=0, at_most=10_000, help="Most rounds of k-means.")
+
+    def label_target(self, survey: Survey) -> Tensor:
+        units_ND, neighbours = self.compared(survey)
+        smoothed_NC = smooth(survey.probabilities_NC, neighbours)
+        return anchored_clusters(units_ND, smoothed_NC, self.config)
+
+
+def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config) -> Tensor:
+    """Return a cluster per row by spherical k-means that starts at, and keeps, an opinion."""
+    count, num_classes = opinion_NC.shape
+    few = config.drop_below * count / num_classes
+    labels_N = opinion_NC.argmax(dim=1)
+    sizes_C = torch.bincount(labels_N, minlength=num_classes)
+    in_use_C = sizes_C > few
+    if not in_use_C.any():
+        in_use_C = sizes_C == sizes_C.max()
+    vote_NC = config.vote * opinion_NC.clamp(min=MIN_PROBABILITY).log()
+    shares_NC = opinion_NC * in_use_C
+    centres_CD = F.normalize(shares_NC.T @ units_ND, dim=1)
+    for _ in range(config.rounds):
+        before_N, score_NC = labels_N, units_ND @ centres_CD.T + vote_NC
+        labels_N = score_NC.masked_fill(~in_use_C, -torch.inf).argmax(dim=1)
+        sizes_C = torch.bincount(labels_N, minlength=num_classes)
+        large_C = in_use_C & (sizes_C > few)
+        if large_C.any() and not torch.equal(large_C, in_use_C):
+            in_use_C = large_C
+            labels_N = score_NC.masked_fill(~in_use_C, -torch.inf).argmax(dim=1)
+            sizes_C = torch.bincount(labels_N, minlength=num_classes)
+        if torch.equal(labels_N, before_N):
+            break
+        sums_CD = torch.zeros_like(centres_CD).index_add_(0, labels_N, units_ND)
+        centres_CD = torch.where(sizes_C[:, None] > 0, F.normalize(sums_CD, dim=1), centres_CD)
+    return labels_N

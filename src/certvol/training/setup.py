@@ -1,0 +1,299 @@
+"""Prepare the training of a run: open its inputs, build its network and method, check its settings."""
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from certvol import methods
+from certvol.data.augment import cache_size
+from certvol.data.batches import LEAST_TO_HOLD_OUT, hold_out
+from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
+from certvol.data.feature_files import (
+    SourceFeatures,
+    TargetFeatures,
+    check_comparable,
+    is_feature_file,
+    only_one_is_a_file,
+    open_source_features,
+    open_target_features,
+)
+from certvol.data.folders import printable, scan
+from certvol.data.store import PixelStore
+from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
+from certvol.distributed import Team
+from certvol.errors import RunFailed, UserError
+from certvol.nn.acceleration import prepare, uses_bf16
+from certvol.nn.backbones import BackboneInfo, features_dim, has_pretrained_weights
+from certvol.nn.network import seeded_backbone
+from certvol.nn.projection import Features
+from certvol.nn.teacher import Teacher
+from certvol.predict.extract import extract_features
+from certvol.predict.model import Model, create_method
+from certvol.progress import Reporter, Silent, StopSignal
+from certvol.runs.checkpoint import FORMAT
+from certvol.runs.folder import RunFolder
+from certvol.runs.kept_warnings import KeptWarnings
+from certvol.runs.tensorboard import TensorBoard
+from certvol.scores.validators import VALIDATORS
+from certvol.settings import Config
+from certvol.training.frozen_features import project_features, with_feature_dims
+from certvol.training.keeper import RunKeeper
+from certvol.training.model_choice import Delivery
+from certvol.training.planner import steps_of_run
+from certvol.training.trainer import Task, Trainer
+
+PLACES = {"gpu": "on the GPU", "pinned": "in RAM", "file": "on disk"}
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Images of both domains or files of their features, and the backbone for them."""
+
+    config: Config
+    """The settings, with those that follow from the inputs and the method."""
+    source: SourceImages | SourceFeatures
+    target: TargetImages | TargetFeatures
+    backbone: nn.Module
+    info: BackboneInfo
+
+    def with_feature_dims(self) -> "Inputs":
+        """Settle `model.feature_dims`, which depends on the backbone and the number of images."""
+        closed_form = methods.discover()[self.config.method_name].closed_form
+        images = len(self.source) + len(self.target)
+        config = with_feature_dims(self.config, self.info.dim, images, closed_form)
+        return replace(self, config=config)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What training leaves: the delivered model, and what the end of the run needs beside it."""
+
+    model: Model
+    views: Views
+    about: dict[str, Any]
+    """The header of the weights file."""
+    delivery: Delivery
+
+
+class Job:
+    """The training of one run. Building it writes nothing, so a mistake in the settings leaves nothing behind."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: Config,
+        reporter: Reporter,
+        stop_signal: StopSignal,
+        team: Team,
+        device: torch.device,
+    ) -> None:
+        self.run, self.team, self.device, self.stop_signal = run, team, device, stop_signal
+        self.reporter = KeptWarnings(reporter if team.main else Silent(), run)
+        if config.training.tensorboard and team.main:
+            run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
+        self.inputs = open_inputs(config, self.reporter).with_feature_dims()
+        self.config = config = self.inputs.config
+        self.source, self.target, self.info = (
+            self.inputs.source,
+            self.inputs.target,
+            self.inputs.info,
+        )
+        classes = len(self.source.classes)
+        self.method = create_method(config, self.inputs.backbone, self.info, classes)
+        if config.training.teacher > 0 and self.method.teacher is None:
+            self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
+        elif config.training.teacher > 0:
+            self.reporter.warn(
+                f"{config.method_name} has a teacher of its own: `training.teacher` is ignored, "
+                "`method.teacher_decay` counts"
+            )
+        self._check_validator()
+
+    def _check_validator(self) -> None:
+        """Refuse a validator that needs what this run does not have."""
+        config, select = self.config, self.config.guard.select
+        needed = None if select == "last" else VALIDATORS[select].needs
+        if needed == "held_out_source":
+            needs = f"`guard.select {select}` needs held-out source images"
+            if self.method.closed_form:
+                raise UserError(
+                    f"`guard.select {select}` cannot judge a method that is fitted to the "
+                    f"target, such as {config.method_name}; choose another validator"
+                )
+            if config.data.holdout == 0:
+                raise UserError(f"{needs}: set `data.holdout` above 0")
+            labels, classes = self.source.labels, len(self.source.classes)
+            held_out = hold_out(labels, classes, config.data.holdout, config.training.seed)[1]
+            if len(held_out) == 0:
+                raise UserError(
+                    f"{needs}, but none of the {classes} classes has {LEAST_TO_HOLD_OUT} images; "
+                    "add images, or choose another validator"
+                )
+        if needed == "sigma" and self.method.sigma(torch.zeros(1, self.method.network.dim)) is None:
+            raise UserError(
+                f"`guard.select {select}` needs a method with a sigma, and {config.method_name} "
+                "has none; choose another validator"
+            )
+
+    @contextmanager
+    def memory_explained(self) -> Iterator[None]:
+        """Name the settings to lower if memory runs out."""
+        training, data = self.config.training, self.config.data
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise RunFailed(
+                f"the GPU ran out of memory; lower `training.batch_size` (now {training.batch_size}"
+                f") or `data.device_share` (now {data.device_share:g}), which keeps images in RAM"
+            ) from None
+        except RuntimeError as error:
+            if "allocate" not in str(error):  # torch's message when RAM is used up
+                raise
+            raise RunFailed(
+                f"too little memory; lower `training.batch_size` (now {training.batch_size}), or "
+                "`method.num_samples` if the method has it"
+            ) from None
+
+    def train(self) -> Trained:
+        self.reporter.flush()
+        config, method, device = self.config, self.method, self.device
+        steps = steps_of_run(config.training, method)
+        prepare(method, method.network, config.training, device, steps)
+        method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
+        views, place = self._open_views()
+        precision = " in bf16" if uses_bf16(config.training, method.network, device) else ""
+        self.reporter.say(
+            f"{len(self.source)} source images in {len(self.source.classes)} classes, "
+            f"{len(self.target)} target images; {config.method_name} on {self.info.name}, "
+            f"{device}{precision}; {place}"
+        )
+        fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
+        keeper = RunKeeper(
+            self.run,
+            config.training,
+            self.team,
+            self._about("mixed"),
+            fingerprints,
+            self.reporter,
+        )
+        task = Task(config, method, views, self.source.labels, self.team)
+        with self.stop_signal.deferred():
+            delivery = Trainer(task, keeper, self.reporter, self.stop_signal).fit()
+        if self.run.journal.follower is not None:
+            self.run.journal.follower.close()
+        model = Model(method, self.source.classes, config, device)
+        return Trained(model, views, self._about(delivery.mode), delivery)
+
+    def _about(self, mode: str) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "method": self.config.method_name,
+            "backbone": self.info.name,
+            "classes": self.source.classes,
+            "norm": mode,
+        }
+
+    def _open_views(self) -> tuple[Views, str]:
+        """Return the views of both domains, and in words where they are kept."""
+        config, domains, network = self.config, (self.source, self.target), self.method.network
+        share = config.data.device_share / 2
+        if config.model.train == "head":
+            found = [self._features(domain) for domain in domains]
+            found = project_features(self.run, self.method, found, self.team)
+            stores = [FeatureStore(*features, self.device, share) for features in found]
+            return FeatureViews(*stores), f"features of {stores[0].views} views"
+        images = [d for d in domains if not isinstance(d, TargetFeatures)]
+        source, target = (PixelStore(d.pixels, d.rows, self.device, share) for d in images)
+        views = ImageViews(source, target, self.info, config.augment, fused=network.compiled)
+        places = dict.fromkeys(PLACES[store.place] for store in (source, target))
+        return views, f"decoded images {' and '.join(places)}"
+
+    def _features(self, domain: SourceImages | TargetImages | TargetFeatures) -> Features:
+        if isinstance(domain, TargetFeatures):
+            return domain.features, domain.rows
+        config, started = self.config, time.monotonic()
+        backbone = self.method.network.backbone
+        found = extract_features(backbone, self.info, domain, config, self.device, self.reporter)
+        seconds = time.monotonic() - started
+        self.run.note_time({"phase": "extract", "images": len(domain), "seconds": seconds})
+        return found
+
+
+def with_fixed_features(config: Config) -> Config:
+    """Set what a method in closed form needs: features that stay as they are.
+
+    They are those of pretrained weights, frozen; without any, those that pretraining leaves. There
+    is no adapter, and without cycles no trial of norm modes.
+    """
+    if not methods.discover()[config.method_name].closed_form:
+        return config
+    model = replace(config.model, adapter=False, feature_dims=0)
+    if has_pretrained_weights(model.backbone, model.weights):
+        return replace(config, model=replace(model, train="head"))
+    mode = "mixed" if model.norm == "auto" else model.norm
+    return replace(config, model=replace(model, norm=mode))
+
+
+def open_inputs(config: Config, reporter: Reporter) -> Inputs:
+    seed = config.training.seed
+    if _are_feature_files(config):
+        source = open_source_features(str(config.data.source))
+        target = open_target_features(str(config.data.target))
+        check_comparable(source, target)
+        name = f"features-{source.dim}"
+        model = replace(config.model, backbone=name, weights=None, train="head")
+        backbone, info = seeded_backbone(model, None, seed)
+        config = with_fixed_features(replace(config, model=model))
+        return Inputs(config, source, target, backbone, info)
+    asked = config.model.train
+    config = with_fixed_features(config)
+    if config.model.train != asked:
+        reporter.say(
+            f"{config.method_name} works on fixed features: `model.train` is set to "
+            f"{config.model.train}"
+        )
+    backbone, info = seeded_backbone(config.model, config.data.image_size, seed)
+    images = _open_folders(config, cache_size(info.image_size), reporter)
+    return Inputs(config, *images, backbone, info)
+
+
+def _are_feature_files(config: Config) -> bool:
+    """Tell whether both domains are files of features; UserError if they do not go together."""
+    places = [str(config.data.source), str(config.data.target)]
+    files = [place for place in places if is_feature_file(place)]
+    if (problem := only_one_is_a_file(places)) is not None:
+        raise UserError(problem)
+    for folder in places:
+        if not files and not Path(folder).is_dir():
+            scan(folder)  # explains what is wrong before weights are downloaded
+    if not files and features_dim(config.model.backbone) is not None:
+        raise UserError(
+            f"the backbone `{config.model.backbone}` is for files of features; name one for images"
+        )
+    return bool(files)
+
+
+def _open_folders(
+    config: Config, size: int, reporter: Reporter
+) -> tuple[SourceImages, TargetImages]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        source = open_source(str(config.data.source), size, config.data, reporter)
+        target = open_target(str(config.data.target), size, config.data, reporter)
+    for warning in caught:
+        reporter.warn(str(warning.message))
+    for name, failures in (("source", source.failures), ("target", target.failures)):
+        if failures:
+            path, reason = failures[0]
+            reporter.warn(
+                f"{len(failures)} unreadable {name} images were skipped, such as {printable(path)} "
+                f"({reason}); `certvol check --json FILE` lists them"
+            )
+    return source, target

@@ -1,0 +1,239 @@
+"""One optimiser step: from a row of the cycle's plan to changed weights."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from certvol.data.batches import CyclePlan
+from certvol.data.views import Views
+from certvol.distributed import Team
+from certvol.methods._base import AdaptationMethod, Batch
+from certvol.nn import norm
+from certvol.nn.teacher import own_name
+from certvol.predict.forward import mixed_precision
+from certvol.randomness import numpy_generator, seed_torch, torch_generator, torch_seed
+from certvol.settings import TrainingConfig
+from certvol.training.cuda_graph import Recorder
+from certvol.training.optimizers import OPTIMIZERS
+
+STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
+
+
+class _Losses(nn.Module):
+    """A method's losses as a module's forward, which DistributedDataParallel needs."""
+
+    def __init__(self, method: AdaptationMethod) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return self.method.loss_terms(batch)
+
+
+class Stepper:
+    """Holds the optimiser and takes steps.
+
+    With several processes, each trains on its share of the batch's source rows and of its target rows.
+    """
+
+    def __init__(
+        self,
+        method: AdaptationMethod,
+        views: Views,
+        settings: TrainingConfig,
+        team: Team,
+        bf16: bool,
+    ) -> None:
+        self.method, self.views, self.settings, self.team = method, views, settings, team
+        self.bf16 = bf16
+        self.phase_losses: dict[bool, nn.Module] = {}
+        self.tables: dict[str, Tensor] = {}
+        """What the method has noted of every target image, on the training device."""
+        self.noise = torch.Generator(views.device)
+        self.ahead: tuple[CyclePlan, int, int, bool, Batch] | None = None
+        recorded = views.device.type == "cuda" and settings.record and team.size == 1
+        self.recorder = Recorder(self._train_on, enabled=recorded)
+        self.new_optimizer()
+
+    def new_optimizer(self) -> torch.optim.Optimizer:
+        """Start again without momentum."""
+        settings, device, recorded = self.settings, self.views.device, self.recorder.enabled
+        by_rate: dict[float, list[nn.Parameter]] = {}
+        for name, weight in self.method.named_parameters():
+            if weight.requires_grad:
+                by_rate.setdefault(self._rate_of(name), []).append(weight)
+        rate = settings.learning_rate
+        groups: list[dict[str, Any]] = [
+            # A recorded step reads its learning rate from a tensor.
+            {
+                "params": weights,
+                "times": times,
+                "lr": torch.tensor(rate, device=device) if recorded else rate,
+            }
+            for times, weights in by_rate.items()
+        ]
+        build = OPTIMIZERS[settings.optimizer].build
+        self.optimizer = build(groups, settings, device.type == "cuda", recorded)
+        self.recorder.forget()
+        return self.optimizer
+
+    def _rate_of(self, weight: str) -> float:
+        head_rate = 1.0 if weight.startswith("network.backbone.") else self.settings.head_rate
+        return head_rate * self.method.rate_of(weight)
+
+    def step(
+        self,
+        plan: CyclePlan,
+        index: int,
+        place: int,
+        progress: float,
+        adapting: bool,
+        learning_rate: float,
+    ) -> tuple[dict[str, Tensor], Batch]:
+        """Take step `index` of the plan, number `place` of the phase; never wait for the device."""
+        for group in self.optimizer.param_groups:
+            rate = learning_rate * group["times"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        batch = self._next_batch(plan, index, place, adapting)
+        batch.progress.fill_(progress)
+        seed = self.settings.seed
+        dropout_seed = torch_seed(seed, _stream("dropout", adapting), place, self.team.rank)
+        seed_torch(self.views.device, dropout_seed)
+        self.noise.manual_seed(torch_seed(seed, _stream("noise", adapting), place))
+        domains = self.method.network.domains
+        trained = self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
+        if self.views.device.type == "cuda" and index + 1 < plan.steps:
+            # Prepare the next batch before anyone waits for this step.
+            following = self._batch(plan, index + 1, place + 1, adapting)
+            self.ahead = (plan, index + 1, place + 1, adapting, following)
+        return trained
+
+    def _next_batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead[0] is plan and ahead[1:4] == (index, place, adapting):
+            return ahead[4]
+        return self._batch(plan, index, place, adapting)
+
+    def _train_on(self, batch: Batch) -> dict[str, Tensor]:
+        network = self.method.network
+        precision = mixed_precision(self.views.device, self.bf16)
+        with network.rows_of(num_source=batch.num_source), precision:
+            terms: dict[str, Tensor] = self._losses(batch.adapting)(batch)
+        # The processes' gradients are averaged, so a larger share of the batch weighs more.
+        weight = len(batch.rows) * self.team.size / batch.total
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.method.loss(terms)
+        (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        if self.settings.grad_clip > 0:
+            nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
+        OPTIMIZERS[self.settings.optimizer].before_step(self.optimizer)
+        self.optimizer.step()
+        self.average_buffers()
+        if batch.adapting and self.method.teacher is not None:
+            self.method.teacher.follow()
+        return {name: term.detach() for name, term in terms.items()}
+
+    def _losses(self, adapting: bool) -> nn.Module:
+        """Return one module per phase: `static_graph` wants the same networks in use at every step."""
+        if adapting not in self.phase_losses:
+            losses: nn.Module = _Losses(self.method)
+            if self.team.size > 1:
+                with warnings.catch_warnings():
+                    # The successor of broadcast_buffers is not in torch 2.11.
+                    warnings.simplefilter("ignore", FutureWarning)
+                    losses = DistributedDataParallel(
+                        losses, broadcast_buffers=False, static_graph=True
+                    )
+            self.phase_losses = {adapting: losses}
+        return self.phase_losses[adapting]
+
+    def _batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
+        """Build a batch; its progress is filled in later."""
+        seed, device = self.settings.seed, self.views.device
+        whole, num_source = plan.images_SN[index], int(plan.num_source_S[index])
+        source, target = self.team.share(num_source), self.team.share(len(whole) - num_source)
+        rows = np.r_[source, target.start + num_source : target.stop + num_source]
+        own_source = source.stop - source.start
+
+        def view(stream: str) -> Tensor:
+            generator = torch_generator("cpu", seed, _stream(stream, adapting), place)
+            return self.views.training_batch(whole, rows, own_source, generator)
+
+        tables: dict[str, Tensor] = {}
+        if adapting and self.tables:
+            target_N = torch.from_numpy(whole[rows[own_source:]]).to(device, non_blocking=True)
+            tables = {name: table[target_N] for name, table in self.tables.items()}
+        return Batch(
+            inputs=view("views"),
+            labels_N=torch.from_numpy(plan.labels_SN[index][rows]).to(device, non_blocking=True),
+            num_source=own_source,
+            rows=torch.from_numpy(rows),
+            total=len(whole),
+            generator=self.noise,
+            progress=torch.zeros((), device=device),
+            adapting=adapting,
+            other_inputs=view("views.other")
+            if adapting and self.method.views_per_image > 1
+            else None,
+            tables=tables,
+        )
+
+    @torch.no_grad()
+    def average_buffers(self) -> None:
+        """Average across processes the buffers that each updates from its own rows.
+
+        This runs after every step, so that it does not matter when a checkpoint is written.
+        """
+        if self.team.size == 1:
+            return
+        # A teacher's weights are buffers, and the same in all processes.
+        weights = {own_name(name) for name, _ in self.method.named_parameters()}
+        self.team.average(
+            buffer
+            for name, buffer in self.method.named_buffers()
+            if name.removeprefix("teacher.") not in weights and buffer.is_floating_point()
+        )
+
+    def start_teacher(self) -> None:
+        if self.method.teacher is not None:
+            self.method.teacher.start()
+
+    def set_norm_mode(self, mode: norm.Mode) -> None:
+        """Give a pretrained model, which knows only the source, the statistics of a norm mode."""
+        method, network = self.method, self.method.network
+        network.domains.mode = mode
+        if network.domains.apart:
+            norm.copy_source_to_target(method)
+            size, seed = self.settings.batch_size, self.settings.seed
+            order = numpy_generator(seed, "statistics").permutation(len(self.views.target))
+            images = order[: STATISTICS_BATCHES * size]
+            if len(images) > 1:  # one image has no variance: keep the source's statistics
+                even = math.ceil(len(images) / math.ceil(len(images) / size))
+                precision = mixed_precision(self.views.device, self.bf16)
+                with network.rows_of(domain=norm.TARGET), precision:
+                    batches = self.views.test_batches(norm.TARGET, images, even)
+                    # Run the head too: a method's own may have layers with statistics.
+                    norm.estimate_target_statistics(
+                        method, batches, lambda inputs: method.logits(network.features(inputs))
+                    )
+            self.average_buffers()
+        self.start_teacher()
+
+    def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:
+        """Return the terms of the whole batch as numbers; waits for the device."""
+        values = torch.stack([term.detach().float() for term in terms.values()]).cpu()
+        values *= len(batch.rows) * self.team.size / batch.total
+        self.team.average([values])
+        return dict(zip(terms, values.tolist(), strict=True))
+
+
+def _stream(name: str, adapting: bool) -> str:
+    return f"{'adapt' if adapting else 'pretrain'}.{name}"

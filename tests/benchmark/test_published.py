@@ -1,0 +1,62 @@
+import pytest
+
+from certvol.benchmark.published import published, published_losses, published_rows
+from certvol.benchmark.suites import SUITES
+
+
+def _row(suite: str, columns: list[str], name: str) -> list[str]:
+    rows, _ = published_rows(SUITES[suite], columns)
+    return [cell.shown() for cell in next(row for row in rows if row.name == name).cells]
+
+
+@pytest.mark.parametrize("name", [name for name in published() if name in SUITES])
+def test_published_means_are_those_of_their_columns(name: str) -> None:
+    suite, table = SUITES[name], published()[name]
+    columns = table["columns"]
+    assert set(columns) in (set(suite.tasks), set(suite.class_names))
+    for row in table["rows"]:
+        *values, mean = row["values"]
+        assert len(values) == len(columns)
+        if None not in values:
+            assert mean == pytest.approx(sum(values) / len(values), abs=0.11)
+
+
+def test_rows_show_backbone_selection_tasks_and_their_mean() -> None:
+    tail = ["", ""]  # the choice by a validator and the oracle
+    average_only = _row("office-31", ["A-W", "W-A"], "DANN")
+    assert average_only == ["resnet50", "oracle", "", "", "86.1 (of all 6)", *tail]
+    two = _row("office-caltech", ["A-C", "A-D"], "CVP")
+    assert two == ["resnet50", "last", "94.3", "98.1", "96.2", *tail]
+    whole = _row("office-caltech", list(SUITES["office-caltech"].tasks), "CORAL")
+    assert whole[-3] == "92.6", "as printed"
+    assert published_rows(SUITES["digits"], ["F-R"]) == ([], [])
+
+
+def test_the_average_has_its_printed_deviation() -> None:
+    tasks = list(SUITES["modern-office-31"].tasks)
+    assert _row("modern-office-31", tasks, "CAN")[-3] == "86.9 ± 0.7"
+    assert _row("modern-office-31", tasks, "CVP")[-3] == "86.6"
+    assert _row("modern-office-31", ["S-W"], "CAN")[2:4] == ["89.7 ± 0.5", "89.7"]
+
+
+def test_classes_of_visda_have_their_own_backbones() -> None:
+    rows, _ = published_rows(SUITES["visda-2017"], SUITES["visda-2017"].class_names)
+    backbones = {row.name: row.cells[0].text for row in rows}
+    assert backbones["SE-152"] == "resnet152"
+    assert backbones["BUPT"] == "unknown"
+    assert backbones["CVP"] == "resnet101"
+    assert rows[-1].cells[-3].shown() == "90.1"
+
+
+def _basic_losses(*tasks: str) -> list[str]:
+    rows, _ = published_losses(SUITES["adaptiope"], tasks)
+    return [cell.shown() for cell in rows[0].cells[2:]]
+
+
+def test_the_papers_losses_are_averaged_over_its_own_tasks() -> None:
+    assert _basic_losses("P-S", "R-S", "S-P", "S-R")[-2:] == ["68.6", "223.5"]
+    assert _basic_losses("P-S", "R-S")[-2:] == ["69.8", "206.6"]
+    more = _basic_losses(*SUITES["adaptiope"].tasks)
+    assert more[:2] == ["", "69.4"]
+    assert more[-2:] == ["68.6 (of P-S, R-S, S-P, S-R)", "223.5 (of P-S, R-S, S-P, S-R)"]
+    assert published_losses(SUITES["office-31"], ["A-W"]) == ([], [])

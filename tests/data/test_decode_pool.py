@@ -1,0 +1,403 @@
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from certvol.data import cache, decode_pool, decoding
+from certvol.data.decode_pool import read_images
+from certvol.data.decoding import ReadImage, decode
+from certvol.data.folders import Listing, scan
+from certvol.errors import RunFailed
+from certvol.settings import DataConfig
+from support.corpus import write_corpus
+from support.pictures import LIMIT, Recorder, encoded, opened, picture
+
+# A worker that an image with CRASH in it crashes. A file `slow` beside the script makes it slow.
+WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+from certvol.data import decode_worker, decoding
+real = decoding.decode
+def decode(raw, *options):
+    if b"CRASH" in raw:
+        os.write(2, b"certvol test: crashing")
+        os.kill(os.getpid(), signal.SIGKILL if b"CRASH9" in raw else signal.SIGSEGV)
+    if Path(__file__).with_name("slow").exists():
+        time.sleep(0.02)
+    return real(raw, *options)
+decoding.decode = decode
+decode_worker.main()
+"""
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use processes for a few images too, and on a machine with one core."""
+    monkeypatch.setattr(decode_pool, "_PROCESSES_FROM", 1)
+    monkeypatch.setattr(decode_pool, "cores", lambda: 2)
+
+
+@pytest.fixture
+def odd_worker(processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    script = tmp_path / "worker" / "worker.py"
+    script.parent.mkdir()
+    script.write_text(WORKER)
+    monkeypatch.setattr(decode_pool, "_COMMAND", [sys.executable, "-P", str(script)])
+    return script
+
+
+def read_all(listing: Listing, size: int, config: DataConfig, start: int = 0) -> list[ReadImage]:
+    return [image for group in read_images(listing, size, config, start) for image in group]
+
+
+def by_threads(listing: Listing, size: int, config: DataConfig, start: int = 0) -> list[ReadImage]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_pool, "_PROCESSES_FROM", 1 << 60)
+        return read_all(listing, size, config, start)
+
+
+def by_processes(
+    listing: Listing, size: int, config: DataConfig, start: int = 0
+) -> list[ReadImage]:
+    """Read images while this process cannot decode, so that workers must have done it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "decode", None)
+        return read_all(listing, size, config, start)
+
+
+def assert_same(found: list[ReadImage], expected: list[ReadImage]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one.digest, one.reason, one.lasting) == (other.digest, other.reason, other.lasting)
+        if one.pixels is None or other.pixels is None:
+            assert one.pixels is other.pixels
+        else:
+            assert one.pixels.dtype == np.uint8
+            assert np.array_equal(one.pixels, other.pixels)
+
+
+def children() -> set[int]:
+    return {
+        int(stat.parent.name)
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if (text := _text(stat)) and int(text.rpartition(")")[2].split()[1]) == os.getpid()
+    }
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def test_images_come_in_order_from_any_start(images: Path, config: DataConfig) -> None:
+    (images / "a/03bad.jpg").write_bytes(b"text")
+    listing = scan(images)
+    for start in (0, 7, 41):
+        read = read_all(listing, 8, config, start)
+        assert len(read) == 41 - start
+        for path, image in zip(listing.paths[start:], read, strict=True):
+            raw = (images / path).read_bytes()
+            assert image.digest == hashlib.blake2b(raw, digest_size=16).digest()
+            if path == "a/03bad.jpg":
+                assert (image.pixels, image.lasting) == (None, True)
+                assert image.reason.startswith("not an image")
+            else:
+                assert image.pixels is not None
+                assert np.array_equal(image.pixels, decode(raw, 8, LIMIT))
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_and_threads_agree_on_everything_a_folder_can_hold(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    listing = scan(corpus.root)
+    before = children()
+    expected = by_threads(listing, 16, DataConfig(workers=1))
+    assert 0 < sum(image.pixels is None for image in expected) < len(expected)
+    assert_same(by_processes(listing, 16, DataConfig(workers=2)), expected)
+    assert children() <= before
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_start_anywhere_and_return_images_larger_than_a_pipe(images: Path) -> None:
+    listing = scan(images)
+    for size, start in ((300, 5), (8, 39)):
+        config = DataConfig(workers=3)
+        assert_same(
+            by_processes(listing, size, config, start), by_threads(listing, size, config, start)
+        )
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_work_with_a_relative_root_and_closed_standard_streams(images: Path) -> None:
+    script = f"""
+import os, sys
+sys.path[:0] = {sys.path!r}
+for number in (0, 1, 2):
+    os.close(number)
+from pathlib import Path
+from certvol.settings import DataConfig
+from certvol.data import decode_pool, decoding
+from certvol.data.folders import scan
+from dataclasses import replace
+decode_pool._PROCESSES_FROM, decode_pool.cores, decoding.decode = 1, lambda: 2, None
+listing = replace(scan("images"), root=Path("images"))
+read = [image for group in decode_pool.read_images(listing, 8, DataConfig(workers=2)) for image in group]
+os._exit(42 if len(read) == 40 and all(image.pixels is not None for image in read) else 1)
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, cwd=images.parent, timeout=60).returncode == 42
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_script_without_a_main_guard_runs_once(images: Path, tmp_path: Path) -> None:
+    """Nor does a worker import a module of the current folder."""
+    (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
+    script = tmp_path / "scripts" / "user.py"
+    script.parent.mkdir()
+    script.write_text(
+        "print('begun')\n"
+        f"import sys; sys.path[1:1] = {[place for place in sys.path if place]!r}\n"
+        "from certvol.settings import DataConfig\n"
+        "from certvol.data import decode_pool, decoding\n"
+        "from certvol.data.folders import scan\n"
+        "decode_pool._PROCESSES_FROM, decode_pool.cores, decoding.decode = 1, lambda: 2, None\n"
+        f"print(sum(len(group) for group in decode_pool.read_images(scan({str(images)!r}), 8, DataConfig(workers=2))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("begun\n40\n", "")
+
+
+def test_a_worker_imports_no_torch() -> None:
+    script = "import sys, certvol.data.decode_worker; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "timm", "sklearn", "rich"} & set(done.stdout.split())
+
+
+def test_few_images_or_one_worker_or_one_core_start_no_process(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a process")
+
+    monkeypatch.setattr(decode_pool, "_Worker", fail)
+    for workers, cores, least in ((2, 2, 41), (1, 2, 1), (0, 1, 1), (2, 1, 1)):
+        monkeypatch.setattr(decode_pool, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(decode_pool, "_PROCESSES_FROM", least)
+        assert len(read_all(scan(images), 8, DataConfig(workers=workers))) == 40
+    monkeypatch.setattr(decode_pool, "cores", lambda: 2)
+    with pytest.raises(AssertionError):
+        next(read_images(scan(images), 8, DataConfig(workers=0)))
+
+
+@pytest.mark.usefixtures("odd_worker")
+def test_only_the_image_that_crashes_the_decoder_fails(
+    images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = encoded(picture(), "PNG")
+    (images / "a/05.png").write_bytes(good + b"CRASH")
+    (images / "b/90.png").write_bytes(good + b"CRASH9")
+    listing = scan(images)
+    found = by_processes(listing, 8, DataConfig(workers=2))
+    at_fault = {listing.paths[i]: image for i, image in enumerate(found) if image.pixels is None}
+    crashed = ("the decoder crashed on it, or was out of memory", True)
+    reasons = {path: (image.reason, image.lasting) for path, image in at_fault.items()}
+    assert reasons == {"a/05.png": crashed, "b/90.png": crashed}
+    healthy = by_threads(listing, 8, DataConfig(workers=1))
+    kept = [i for i, path in enumerate(listing.paths) if path not in at_fault]
+    assert_same([found[i] for i in kept], [healthy[i] for i in kept])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("command", [["/nonexistent/python"], [sys.executable, "-c", "1"], ["yes"]])
+def test_threads_decode_if_no_process_starts(
+    images: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(decode_pool, "_COMMAND", command)
+    before = children()
+    config = DataConfig(workers=2)
+    found = read_all(scan(images), 8, config)
+    assert_same(found, by_threads(scan(images), 8, config))
+    assert children() <= before
+
+
+@pytest.mark.usefixtures("processes")
+def test_large_files_and_images_are_decoded_in_this_process(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = encoded(Image.new("1", (6000, 5000), 1), "PNG")  # 30 megapixels
+    (images / "a/05.png").write_bytes(large)
+    (images / "a/07.png").write_bytes((images / "a/06.png").read_bytes() + bytes(9000))
+    decoded: list[int] = []
+    real = decoding.decode
+
+    def recording(raw: bytes, *options: Any) -> np.ndarray:
+        decoded.append(len(raw))
+        return real(raw, *options)
+
+    listing = scan(images)
+    heavy = (images / "a/07.png").stat().st_size
+    monkeypatch.setattr(decode_pool, "_LARGE_FILE", heavy - 1)
+    monkeypatch.setattr(decoding, "decode", recording)
+    found = read_all(listing, 8, DataConfig(workers=2))
+    assert sorted(decoded) == sorted([len(large), heavy])
+    assert_same(found, by_threads(listing, 8, DataConfig(workers=1)))
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_vanished_folder_and_too_many_open_files_fail_the_run(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = scan(images)
+    (images / "a/00.png").unlink()
+    first = by_processes(listing, 8, DataConfig(workers=2))[0]
+    assert (first.reason, first.lasting) == ("cannot be read: no such file or directory", False)
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import errno, os\nfrom certvol.data import decode_worker\n"
+        "def refuse(*_):\n    raise OSError(errno.EMFILE, 'Too many open files')\n"
+        "os.open = refuse\ndecode_worker.main()\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_pool, "_COMMAND", [sys.executable, "-P", str(script)])
+        with pytest.raises(RunFailed, match="too many open files"):
+            by_processes(listing, 8, DataConfig(workers=2))
+    images.rename(tmp_path / "away")
+    with pytest.raises(RunFailed, match="became unreadable"):
+        by_processes(listing, 8, DataConfig(workers=2))
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_follow_the_users_setting_for_truncated_images(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encoded(picture(64, 64), "JPEG")
+    (images / "a/05.jpg").write_bytes(whole[: len(whole) - 60])
+    listing = scan(images)
+    (number,) = (i for i, path in enumerate(listing.paths) if path == "a/05.jpg")
+    assert by_processes(listing, 8, DataConfig(workers=2))[number].pixels is None
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    assert by_processes(listing, 8, DataConfig(workers=2))[number].pixels is not None
+
+
+def test_closing_early_leaves_no_process(
+    images: Path, odd_worker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_pool, "_GROUP_BYTES", 192)
+    odd_worker.with_name("slow").touch()
+    before = children()
+    groups = read_images(scan(images), 8, DataConfig(workers=2))
+    next(groups)
+    deadline = time.monotonic() + 60
+    while len(children() - before) < 2:  # the second worker may start later than the first
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    began = time.monotonic()
+    groups.close()
+    assert time.monotonic() - began < 30
+    assert children() <= before
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupted_build_leaves_no_process_and_resumes(
+    images: Path, config: DataConfig, odd_worker: Path, tmp_path: Path
+) -> None:
+    class Stopped(Recorder):
+        def advance(self, n: int = 1) -> None:
+            super().advance(n)
+            if self.advanced >= 20:
+                raise KeyboardInterrupt
+
+    whole = opened(images, DataConfig(cache_dir=str(tmp_path / "other"), workers=1))
+    before = children()
+    with pytest.raises(KeyboardInterrupt):
+        opened(images, config, progress=Stopped())
+    assert children() <= before
+    (journal,) = cache.cache_folder(config).glob("*.building/journal.jsonl")
+    assert len(journal.read_bytes().splitlines()) >= 4
+    progress = Recorder()
+    resumed = opened(images, config, progress=progress)
+    assert progress.events == [("decoding images", 40), ("finish", 40)]
+    assert np.array_equal(resumed.pixels, whole.pixels)
+    assert np.array_equal(resumed.hashes, whole.hashes)
+
+
+ORPHANS = """
+import os, sys, time
+from certvol.settings import DataConfig
+from certvol.data import decode_pool
+from certvol.data.folders import scan
+decode_pool._PROCESSES_FROM, decode_pool.cores, decode_pool._GROUP_BYTES = 1, lambda: 2, 192
+decode_pool._COMMAND = [sys.executable, "-P", sys.argv[2]]
+groups = decode_pool.read_images(scan(sys.argv[1]), 8, DataConfig(workers=2))
+next(groups)
+if os.fork() == 0:  # the user's child keeps the pipes open
+    time.sleep(20)
+    os._exit(0)
+print("under way", flush=True)
+for group in groups:
+    time.sleep(0.1)
+"""
+
+
+def test_workers_end_with_a_killed_parent_but_ignore_ctrl_c(images: Path, odd_worker: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, str(images), str(odd_worker)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"under way\n"
+        deadline = time.monotonic() + 60
+        while not (
+            len(workers := _running(str(odd_worker), parent=process.pid)) == 2
+            and all(map(_is_up, workers))
+        ):
+            assert time.monotonic() < deadline  # the second worker may start later than the first
+            time.sleep(0.02)
+        for worker in workers:
+            os.kill(worker, signal.SIGINT)
+        time.sleep(0.2)
+        assert _running(str(odd_worker), parent=process.pid) == workers
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while _running(str(odd_worker)) & workers:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _is_up(worker: int) -> bool:
+    """Return True once the worker ignores Ctrl-C."""
+    lines = _text(Path(f"/proc/{worker}/status")).splitlines()
+    ignored = [line for line in lines if line.startswith("SigIgn:")]
+    return bool(ignored) and bool(int(ignored[0].split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+
+def _running(script: str, parent: int | None = None) -> set[int]:
+    """Return the processes, without zombies, that run this worker script."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        words = _text(place / "cmdline").split("\0")
+        is_worker = len(words) > 3 and words[1:3] == ["-P", script]
+        if is_worker and (parent is None or words[3] == str(parent)):
+            found.add(int(place.name))
+    return found

@@ -1,0 +1,133 @@
+"""The page of a run shows its numbers, and says what is missing and why."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from certvol.progress import Silent
+from certvol.report import thumbnails
+from certvol.report.records import read_record
+from certvol.report.run_page import run_page
+from certvol.scores.validators import spreading_warning
+from support.made_runs import MadeRun, make_run, rewrite_json
+from support.markup import Markup
+
+
+def _page(made: MadeRun) -> Markup:
+    return Markup(run_page(read_record(made.path), Silent()))
+
+
+def _ids(page: Markup) -> set[str | None]:
+    return {attributes.get("id") for _, attributes in page.tags}
+
+
+def test_the_overview_has_the_numbers_of_the_run(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    accuracy = float((made.predicted_N == made.true_N).mean())
+    words = _page(made).words
+    assert f"Source only {50 * accuracy:.1f} %" in words
+    assert f"Adapted {100 * accuracy:.1f} % {50 * accuracy:+.1f} points" in words
+    assert "With 90 % accepted 65.0 %" in words
+    assert "Delivered model last cycle 3, the last one; BatchNorm statistics: mixed" in words
+    assert "cvp on small_cnn · 60 target images · 3 classes · 75 s" in words
+    assert "num_samples 16" in words
+
+
+def test_the_page_says_what_sigma_means(tmp_path: Path) -> None:
+    meaning = "a wide sigma means that the model is sure"
+    assert meaning in _page(make_run(tmp_path / "a")).words
+    assert meaning not in _page(make_run(tmp_path / "b", sigma=False)).words
+
+
+def test_accuracies_of_the_most_certain_images_are_a_table(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    with rewrite_json(made.path / "evaluation.json") as evaluation:
+        evaluation["aurc"] = {"sigma": 0.0123}
+    words = _page(made).words
+    assert "measure 80 % 90 % 95 % AURC certainty volume (sigma) 70.0 65.0 60.0 1.23" in words
+    assert "Oscillation 1.5 1.25 times the floor" in words
+
+
+def test_without_labels_the_page_says_what_it_leaves_out(tmp_path: Path) -> None:
+    page = _page(make_run(tmp_path, labelled=False))
+    assert "has no labels, so this page leaves out" in page.words
+    assert "figure-sigma" in _ids(page)
+    assert {"accepted-accuracy", "figure-confusion"}.isdisjoint(_ids(page))
+
+
+def test_without_sigma_the_page_says_that_the_probability_replaces_it(tmp_path: Path) -> None:
+    page = _page(make_run(tmp_path, sigma=False, method="basic"))
+    assert "basic has no sigma" in page.words
+    assert page.data["gallery"]["certainty"] == "probability"
+
+
+def test_an_older_run_has_a_page_that_names_what_is_missing(tmp_path: Path) -> None:
+    words = _page(make_run(tmp_path, measures=False, features=False)).words
+    assert "no evaluation.json" in words
+    assert "no features.safetensors" in words
+    assert "not saved the label of each image" in words
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    for entry in made.path.rglob("*"):
+        if entry.is_file() and entry.name != "config.yaml":
+            entry.unlink()
+    words = _page(made).words
+    assert "not complete" in words
+    assert "no predictions.csv" in words
+
+
+def test_a_run_on_features_has_no_thumbnails_and_says_why(tmp_path: Path) -> None:
+    made = make_run(tmp_path, features=False)
+    config = made.path / "config.yaml"
+    config.write_text(config.read_text().replace(str(made.target), str(tmp_path / "target.npz")))
+    page = _page(made)
+    assert "This run was given features, not images" in page.words
+    assert page.data["gallery"]["pictures"] is None
+
+
+def _spreading(made: MadeRun) -> str:
+    warning = spreading_warning(
+        {"classes_in_use": 4.0, "agreement_with_pretrained": 0.7}, {"classes_in_use": 2.0}
+    )
+    assert warning is not None
+    lines = [json.dumps({"warning": text}) for text in ("a file cannot be read", warning)]
+    (made.path / "warnings.jsonl").write_text("\n".join(lines) + "\n")
+    return warning
+
+
+@pytest.mark.parametrize(
+    ("after", "effect"), [(1.0, "a gain"), (0.75, "no change"), (0.5, "a loss")]
+)
+def test_a_warning_made_without_labels_is_followed_by_what_the_labels_show(
+    tmp_path: Path, after: float, effect: str
+) -> None:
+    made = make_run(tmp_path, features=False)
+    with rewrite_json(made.path / "metrics.json") as metrics:
+        metrics["source_only"]["accuracy"], metrics["adapted"]["accuracy"] = 0.75, after
+    warning = _spreading(made)
+    words = _page(made).words
+    remark = f"show {effect}: 75.0 % right before adaptation, {100 * after:.1f} % after."
+    assert f"{warning} The target's labels, which training did not see, {remark}" in words
+    assert words.count("which training did not see") == 1  # other warnings have no remark
+
+
+def test_a_warning_stands_alone_without_labels(tmp_path: Path) -> None:
+    made = make_run(tmp_path, features=False, labelled=False)
+    warning = _spreading(made)
+    words = _page(made).words
+    assert warning in words
+    assert "which training did not see" not in words
+
+
+def test_only_the_most_and_least_certain_of_very_many_images_have_thumbnails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thumbnails, "MOST_THUMBNAILS", 20)
+    page = _page(make_run(tmp_path, count=50))
+    assert len(page.data["gallery"]["paths"]) == 50
+    pictures = page.data["gallery"]["pictures"]
+    assert (pictures["skipFrom"], pictures["skipped"], len(pictures["shapes"])) == (10, 30, 20)
+    assert "Only the 10 most and the 10 least certain of 50 images have thumbnails" in page.words

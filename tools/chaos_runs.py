@@ -1,0 +1,191 @@
+"""Small runs of `certvol adapt` in processes of their own, which can be killed and compared."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+TRIAL_CYCLES = 2
+SETTINGS: dict[str, object] = {
+    "model.backbone": "small_cnn",
+    "model.norm": "auto",  # makes a trial of both modes part of the run
+    "data.image_size": 8,
+    "training.pretrain_steps": 54,
+    "training.cycles": 6,
+    "training.cycle_steps": 6,
+    "training.batch_size": 24,
+    "training.log_every": 3,  # so that there is a checkpoint inside every cycle
+    "training.learning_rate": 0.01,
+    "training.device": "cpu",
+    "training.checkpoint_seconds": 0,
+    "guard.trial_cycles": TRIAL_CYCLES,
+    "guard.keep": "all",  # keeps the best cycle of every validator
+}
+METHOD_SETTINGS: dict[str, dict[str, object]] = {
+    "deep_coral": {"training.grad_clip": 10},  # its loss grows with the features' fourth power
+    "rsda_dann": {"method.rounds": 2},  # three stages of two cycles each
+    "rsda_mstn": {"method.rounds": 2},
+}
+NOT_COMPARED = (  # given by the user, or about time and place
+    "config.yaml environment.json timing.jsonl warnings.jsonl report.html lock checkpoint".split()
+)
+PATIENCE = 180.0  # seconds until a process counts as stuck
+POLL = 0.0005
+# Blocks of a few images: a build of the cache that is killed leaves finished blocks behind.
+SMALL_BLOCKS = (
+    "from certvol.data import cache, decode_pool\n"
+    "cache.BLOCK_BYTES, decode_pool._GROUP_BYTES = 16 * 300, 4 * 300\n"
+    "from certvol.__main__ import main\n"
+    "main()"
+)
+
+
+class Unexpected(AssertionError):
+    """A killed run did not resume as it should."""
+
+
+def words_of(settings: dict[str, object]) -> list[str]:
+    """Return settings as they are given on the command line."""
+    return [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+
+
+def write_images(root: Path) -> None:
+    """Write a source and a target of 120 images each."""
+    sys.path.insert(0, str(TESTS))
+    from support.images import write_domain
+
+    write_domain(root / "source", per_class=40)
+    write_domain(root / "target", per_class=40, shift=20, seed=1)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all runs of one method share: images and settings."""
+
+    root: Path
+    method: str
+    settings: dict[str, object] = field(default_factory=lambda: dict(SETTINGS))
+
+    @property
+    def source(self) -> Path:
+        return self.root / "source"
+
+    @property
+    def target(self) -> Path:
+        return self.root / "target"
+
+    def subject(self, name: str) -> "Subject":
+        """Return a run that has not begun, with a cache of its own."""
+        run = self.root / f"{self.method}-{name}"
+        return Subject(self, run, run.with_name(f"{run.name}.cache"))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One run and its cache; several processes work on it, one after the other."""
+
+    setup: Setup
+    run: Path
+    cache: Path
+
+    def first_words(self) -> list[str]:
+        given = {"source": self.setup.source, "target": self.setup.target, "out": self.run}
+        method = {"method": self.setup.method, **METHOD_SETTINGS.get(self.setup.method, {})}
+        return ["adapt", *words_of({**given, **self.setup.settings, **method})]
+
+    def next_words(self) -> list[str]:
+        """Return what a user would type: start a run that has not begun, resume any other."""
+        begun = (self.run / "config.yaml").exists()
+        return ["adapt", "--resume", str(self.run)] if begun else self.first_words()
+
+    def start(self, words: Sequence[str] | None = None, small_blocks: bool = False) -> "Process":
+        how = ["-c", SMALL_BLOCKS] if small_blocks else ["-m", "certvol"]
+        return Process([sys.executable, *how, *(words or self.next_words())], self.cache)
+
+    def finish(self) -> "Process":
+        """Start or resume the run and wait for its end."""
+        process = self.start()
+        process.wait()
+        process.check(0)
+        return process
+
+    def results(self) -> dict[str, bytes]:
+        """Return the content of every file that is compared, by name."""
+        files = sorted(path for path in self.run.rglob("*") if path.is_file())
+        names = {str(path.relative_to(self.run)): path for path in files}
+        return {
+            name: path.read_bytes()
+            for name, path in names.items()
+            if Path(name).parts[0] not in NOT_COMPARED
+        }
+
+    def latest(self) -> dict[str, object]:
+        """Return the newest checkpoint's entry in `latest.json`; empty if there is none."""
+        try:
+            return dict(json.loads((self.run / "checkpoint" / "latest.json").read_text())[0])
+        except (OSError, ValueError, IndexError):
+            return {}
+
+    def number(self) -> int:
+        """Return the number of the newest checkpoint."""
+        return int(str(self.latest().get("number", 0)))
+
+    def position(self) -> dict[str, object]:
+        facts = self.latest().get("facts", {})
+        return dict(facts["position"]) if isinstance(facts, dict) and "position" in facts else {}
+
+    def clear(self) -> None:
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.rmtree(self.cache, ignore_errors=True)
+
+
+class Process:
+    """`certvol` on one thread; its stderr goes to a file, because a full pipe would block it."""
+
+    def __init__(self, words: list[str], cache: Path) -> None:
+        self.words = words
+        self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (lives as long as the process)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CERTVOL_CACHE": str(cache)}
+        self.started, self.started_at = time.monotonic(), time.time()
+        self.popen = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=self._said, env=environment
+        )
+
+    @property
+    def errors(self) -> str:
+        return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    @property
+    def training(self) -> bool:
+        """Start-up and decoding are over."""
+        return " source images in " in self.errors
+
+    def wait(self) -> int:
+        return self.popen.wait(timeout=PATIENCE)
+
+    def check(self, code: int) -> None:
+        if self.popen.poll() != code:
+            found = f"exit {self.popen.poll()} instead of {code}"
+            raise Unexpected(f"{found}: {' '.join(self.words)}\n{self.errors}")
+
+    def until(self, happened: Callable[[], bool]) -> bool:
+        """Wait for something; return False if the process ended first."""
+        while self.popen.poll() is None:
+            if happened():
+                return True
+            if time.monotonic() - self.started > PATIENCE:
+                self.kill()
+                raise Unexpected(f"stuck: {' '.join(self.words)}\n{self.errors}")
+            time.sleep(POLL)
+        return False
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
