@@ -1,11 +1,15 @@
 """The projection of frozen features to fewer dimensions."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from certvol.nn import projection
 from certvol.nn.network import Network, seeded_backbone
-from certvol.nn.projection import Projection, fit_projection
+from certvol.nn.projection import AUTO_DIMS, Projection, fit_projection, kept_dimensions
 from certvol.settings import ModelConfig
 
 
@@ -91,3 +95,26 @@ def test_nothing_is_projected_without_the_setting_or_behind_a_trained_backbone()
         network = Network(*seeded_backbone(config, 16, 0), 3, config)
         assert network.projection is None
         assert network.dim == network.info.dim
+
+
+@pytest.mark.parametrize(
+    ("settings", "dim", "images", "closed_form", "expected"),
+    [
+        ({}, 2048, 5000, False, AUTO_DIMS),
+        ({}, 2048, 100, False, 99),  # centred rows span one dimension less
+        ({}, AUTO_DIMS, 5000, False, 0),  # nothing would be left out
+        ({}, 2048, 5000, True, 0),
+        ({"feature_dims": 64}, 2048, 5000, True, 64),
+        ({"feature_dims": 0}, 2048, 5000, False, 0),
+        ({"train": "all"}, 2048, 5000, False, 0),
+        ({"train": "all", "feature_dims": 64}, 2048, 5000, False, 0),
+    ],
+)
+def test_how_many_dimensions_are_kept(
+    settings: dict[str, Any], dim: int, images: int, closed_form: bool, expected: int
+) -> None:
+    model = ModelConfig(**{"train": "head", **settings})
+    found = kept_dimensions(model, dim, images, closed_form)
+    assert found == expected
+    settled = replace(model, feature_dims=found)  # as a resumed run finds it
+    assert kept_dimensions(settled, dim, images, closed_form) == expected

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from certvol import api
 from certvol.api import resolve_settings
 from certvol.errors import Interrupted, RunFailed
 from certvol.predict.export import export
-from certvol.settings import Config, read_settings_file
-from certvol.training.frozen_features import AUTO_DIMS, with_feature_dims
+from certvol.settings import read_settings_file
 from support.images import tiny, write_domain
 from support.stop_at import StopAt
 
@@ -46,33 +44,6 @@ def head(**changed: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return certvol.adapt(*files, out=tmp_path_factory.mktemp("run") / "run", **head()).path
-
-
-def asked(**settings: Any) -> Config:
-    config = resolve_settings(settings={"model.train": "head"})
-    return replace(config, model=replace(config.model, **settings))
-
-
-@pytest.mark.parametrize(
-    ("settings", "dim", "images", "closed_form", "expected"),
-    [
-        ({}, 2048, 5000, False, AUTO_DIMS),
-        ({}, 2048, 100, False, 99),  # centred rows span one dimension less
-        ({}, AUTO_DIMS, 5000, False, 0),  # nothing would be left out
-        ({}, 2048, 5000, True, 0),
-        ({"feature_dims": 64}, 2048, 5000, True, 64),
-        ({"feature_dims": 0}, 2048, 5000, False, 0),
-        ({"train": "all"}, 2048, 5000, False, 0),
-        ({"train": "all", "feature_dims": 64}, 2048, 5000, False, 0),
-    ],
-)
-def test_how_many_dimensions_are_kept(
-    settings: dict[str, Any], dim: int, images: int, closed_form: bool, expected: int
-) -> None:
-    config = with_feature_dims(asked(**settings), dim, images, closed_form)
-    assert config.model.feature_dims == expected
-    again = with_feature_dims(config, dim, images, closed_form)  # as a resumed run does
-    assert again == config
 
 
 @pytest.mark.parametrize("preset", ["paper", "authors"])
@@ -129,7 +100,7 @@ def test_a_resumed_run_reads_the_projection_that_it_began_with(
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         certvol.adapt(*files, out=out, stop_signal=StopAt(45), **head())
-    monkeypatch.setattr("certvol.training.frozen_features.fit_projection", None)
+    monkeypatch.setattr("certvol.training.setup.fit_projection", None)
     place = out / "checkpoint" / "projection.safetensors"
     kept = place.read_bytes()
     certvol.adapt(resume=out)

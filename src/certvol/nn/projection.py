@@ -7,12 +7,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from certvol.settings import ModelConfig
+
+AUTO_DIMS = 512
 MOST_ROWS = 4096  # of each domain, from which directions are estimated
 CHUNK_ROWS = 4096
 OVERSAMPLING = 8
 
 Features = tuple[NDArray[np.float32], NDArray[np.int64]]
 """Features, rows x views x D with the test view first, and the row of each image."""
+
+
+def kept_dimensions(model: ModelConfig, dim: int, images: int, closed_form: bool) -> int:
+    """Return how many dimensions features of `dim` are reduced to; 0 if they stay as they are.
+
+    `images` of both domains lie in a space of at most `images - 1` dimensions.
+    """
+    asked = model.feature_dims
+    if model.train != "head":
+        asked = 0
+    elif asked is None:
+        asked = 0 if closed_form else AUTO_DIMS
+    return min(asked, images - 1) if asked < dim else 0
 
 
 class Projection(nn.Module):

@@ -32,18 +32,18 @@ from certvol.errors import RunFailed, UserError
 from certvol.nn.acceleration import prepare, uses_bf16
 from certvol.nn.backbones import BackboneInfo, features_dim, has_pretrained_weights
 from certvol.nn.network import seeded_backbone
-from certvol.nn.projection import Features
+from certvol.nn.projection import Features, fit_projection, kept_dimensions
 from certvol.nn.teacher import Teacher
 from certvol.predict.extract import extract_features
 from certvol.predict.model import Model, create_method
 from certvol.progress import Reporter, Silent, StopSignal
-from certvol.runs.checkpoint import FORMAT
+from certvol.randomness import torch_generator
+from certvol.runs.checkpoint import FORMAT, read_tensors, write_tensors
 from certvol.runs.folder import RunFolder
 from certvol.runs.kept_warnings import KeptWarnings
 from certvol.runs.tensorboard import TensorBoard
 from certvol.scores.validators import VALIDATORS
 from certvol.settings import Config
-from certvol.training.frozen_features import project_features, with_feature_dims
 from certvol.training.keeper import RunKeeper
 from certvol.training.model_choice import Delivery
 from certvol.training.planner import steps_of_run
@@ -67,8 +67,9 @@ class Inputs:
         """Settle `model.feature_dims`, which depends on the backbone and the number of images."""
         closed_form = methods.discover()[self.config.method_name].closed_form
         images = len(self.source) + len(self.target)
-        config = with_feature_dims(self.config, self.info.dim, images, closed_form)
-        return replace(self, config=config)
+        model = self.config.model
+        dims = kept_dimensions(model, self.info.dim, images, closed_form)
+        return replace(self, config=replace(self.config, model=replace(model, feature_dims=dims)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +207,7 @@ class Job:
         share = config.data.device_share / 2
         if config.model.train == "head":
             found = [self._features(domain) for domain in domains]
-            found = project_features(self.run, self.method, found, self.team)
+            found = self._project(found)
             stores = [FeatureStore(*features, self.device, share) for features in found]
             return FeatureViews(*stores), f"features of {stores[0].views} views"
         images = [d for d in domains if not isinstance(d, TargetFeatures)]
@@ -224,6 +225,34 @@ class Job:
         seconds = time.monotonic() - started
         self.run.note_time({"phase": "extract", "images": len(domain), "seconds": seconds})
         return found
+
+    def _project(self, found: list[Features]) -> list[Features]:
+        """Set the network's projection, if it has one, and return the features behind it.
+
+        A resumed run reads the projection that it began with: another machine may find other axes.
+        """
+        projection = self.method.network.projection
+        if projection is None:
+            return found
+        if self.team.main:
+            place = self.run.projection
+            if place.exists():
+                tensors = read_tensors(place)
+            else:
+                dims, generator = self.method.network.dim, torch_generator("cpu", 0, "axes")
+                tensors = fit_projection(found, dims, generator)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_tensors(place, tensors)
+            try:
+                projection.load_state_dict(tensors)
+            except RuntimeError:
+                raise RunFailed(
+                    f"{place} does not fit this run's features; start a new run"
+                ) from None
+        self.team.copy_from_main([projection.mean_D, projection.basis_DR])
+        if self.method.teacher is not None:
+            self.method.teacher.start()
+        return [(projection.project(features), rows) for features, rows in found]
 
 
 def with_fixed_features(config: Config) -> Config:
