@@ -148,7 +148,8 @@ def test_the_validators_best_cycle_is_delivered(
     honest = label_free_scores
     told = iter([{}, {"bnm": 1, "corr_c": 9}, {"bnm": 2, "corr_c": 8}, {"bnm": 1, "corr_c": 7}])
     monkeypatch.setattr(
-        "certvol.training.watch.label_free_scores", lambda *given: {**honest(*given), **next(told)}
+        "certvol.training.model_choice.label_free_scores",
+        lambda *given: {**honest(*given), **next(told)},
     )
     run = certvol.adapt(
         *folders, out=tmp_path / "run", **tiny(guard__keep="all", guard__select="bnm")
@@ -217,7 +218,7 @@ def _collapsing(monkeypatch: pytest.MonkeyPatch, after_cycle: int) -> None:
         return {**found, "classes_in_use": 1.0} if len(calls) > after_cycle + 1 else found
 
     calls: list[int] = []
-    monkeypatch.setattr("certvol.training.watch.label_free_scores", scores)
+    monkeypatch.setattr("certvol.training.model_choice.label_free_scores", scores)
 
 
 def test_after_a_collapse_the_best_healthy_cycle_is_delivered(

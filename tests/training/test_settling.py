@@ -14,8 +14,8 @@ from certvol.errors import Interrupted
 from certvol.methods import discover
 from certvol.nn.norm import TARGET
 from certvol.training import cycle_labels
+from certvol.training.model_choice import Watch
 from certvol.training.state import RunState
-from certvol.training.watch import Watch
 from support.images import tiny
 from support.reporter import RecordingReporter
 from support.run_folders import weights

@@ -28,7 +28,7 @@ from certvol.settings import Config
 from certvol.training.cycle_labels import CycleLabels
 from certvol.training.keeper import PRETRAINED, Keeper
 from certvol.training.log import Pace, TrainingLog
-from certvol.training.model_choice import Delivery, ModelChoice, Scores
+from certvol.training.model_choice import Delivery, ModelChoice, Scores, Watch, check_finite
 from certvol.training.planner import (
     Planner,
     adaptation_rate,
@@ -41,7 +41,6 @@ from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.state import Position, RunState
 from certvol.training.step import Stepper
 from certvol.training.trials import INITIAL, START, Trials
-from certvol.training.watch import Watch, check_finite
 
 Indices = NDArray[np.int64]
 
