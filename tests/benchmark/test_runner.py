@@ -3,9 +3,6 @@
 import csv
 import errno
 import fcntl
-import json
-import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,59 +10,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from certvol.benchmark.plan import Job, Request
-from certvol.benchmark.pool import Ended, LocalPool
+from certvol.benchmark.plan import Request
 from certvol.benchmark.runner import Summary, run
 from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
 from certvol.benchmark.worker import Outcome
-from certvol.cli._main import run as run_command
 from certvol.errors import Interrupted, UserError
 from certvol.methods import config_classes
 from certvol.progress import Silent, StopSignal
-from support.run_folders import write_run
-
-ACCURACY = {"source_only": 0.5, "basic": 0.6, "cvp": 0.7}
-COMMAND = "benchmark digits --tasks T-B --device cpu".split()
-
-
-class Played:
-    """Runs that end at once; `ends` maps a job's name to how it ends."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.ends: dict[str, Outcome] = {}
-
-    @property
-    def names(self) -> list[str]:
-        return [job.name for job in self.jobs]
-
-    def play(
-        self, jobs: list[Job], ended: Ended, running: object, stop_signal: object
-    ) -> int | None:
-        for job in jobs:
-            self.jobs.append(job)
-            outcome = self.ends.get(job.name, Outcome("done", 0, 1.0))
-            if outcome.status == "stopped":
-                return signal.SIGTERM
-            if outcome.status == "done":
-                _write_finished_run(job)
-            ended(job, outcome)
-        return None
-
-
-def _write_finished_run(job: Job) -> None:
-    accuracy = ACCURACY[job.method.partition("@")[0]] + job.seed / 100
-    adapts = "source" not in job.method
-    write_run(job.folder, [0.5, accuracy + 0.02, accuracy] if adapts else [accuracy])
-    (job.folder / "config.yaml").write_text(job.settings.read_text())
-
-
-@pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Played:
-    played = Played()
-    monkeypatch.setattr(LocalPool, "run", lambda pool, *arguments: played.play(*arguments))
-    return played
-
+from support.played import Played
 
 Benchmark = Callable[..., Summary]
 
@@ -354,55 +306,3 @@ def test_finished_runs_need_no_weights_file(tmp_path: Path, benchmark: Benchmark
     benchmark(methods=["cvp"], settings=settings)
     weights.unlink()
     assert not benchmark(methods=["cvp"], settings=settings).failures
-
-
-def _command(out: str | Path, digits: Path, *more: str) -> list[str]:
-    return [*COMMAND, "--data", str(digits), "--out", str(out), *more]
-
-
-def test_the_command_prints_the_tables(
-    tmp_path: Path, digits: Path, played: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = _command(tmp_path, digits, "--methods", "basic,cvp", "--select", "bnm")
-    assert run_command([*words, "--seeds", "0,1,01, 1", "--training.cycles", "7"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    for text in ("digits: target accuracy", "70.5 ± 0.7", "(bnm)", "too few", "table.md"):
-        assert text in out
-    assert "2 seeds per cell" in out, "a seed given twice counts once"
-    assert "cycles: 7" in played.jobs[0].settings.read_text()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--seeds", "a"], "whole numbers"),
-        (["--tusks", "1"], "did you mean `--tasks`"),
-        (["--methods", "a,,b"], "commas"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_explained(
-    tmp_path: Path, digits: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
-) -> None:
-    assert run_command(_command(tmp_path, digits, *more)) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_folder_name_that_is_not_unicode_is_printed(
-    tmp_path: Path, digits: Path, played: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    assert run_command(_command(out, digits, "--methods", "cvp")) == 0
-    assert r"caf\xe9/table.md" in capsys.readouterr().out
-
-
-def test_a_failed_run_gives_exit_code_1(
-    tmp_path: Path, digits: Path, played: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
-    played.ends["T-B cvp seed 0"] = Outcome("failed", 1, 1.0, "it broke")
-    words = _command(tmp_path, digits, "--methods", "basic,cvp")
-    assert run_command(words) == 1
-    assert "failed: T-B cvp seed 0: it broke" in capsys.readouterr().err
-    played.ends.clear()
-    assert run_command(words) == 0
-    attempts = (tmp_path / "attempts.jsonl").read_text().splitlines()
-    assert [json.loads(line)["status"] for line in attempts] == ["done", "failed", "done"]

@@ -1,58 +1,20 @@
-import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance
-from torch import Tensor
+from PIL import Image
 
 from certvol.data import augment
 from certvol.data.augment import (
-    WarpParameters,
     cache_size,
-    colour_matrices,
-    draw_parameters,
     train_view,
     warp_matrices,
 )
 from certvol.data.augment import test_view as centre_view
-from certvol.settings import AugmentConfig
 from support.images import Format
-
-NO_NORM = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-
-
-def plain(n: int = 1, **changed: Any) -> WarpParameters:
-    """Make parameters that change nothing, except those given."""
-    ones = ("crop_width", "crop_height", "scale", "brightness", "contrast", "saturation")
-    names = [f.name for f in dataclasses.fields(WarpParameters)]
-    values = {name: torch.full((n,), 1.0 if name in ones else 0.0) for name in names}
-    for name, value in changed.items():
-        values[name] = torch.as_tensor(value, dtype=torch.float32).expand(n).clone()
-    return WarpParameters(**values)
-
-
-def photo(side: int = 32, n: int = 1, seed: int = 0) -> Tensor:
-    """Draw smooth random colours, so that interpolation can be compared."""
-    coarse = torch.rand(n, 3, 5, 5, generator=torch.Generator().manual_seed(seed))
-    fine = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 1)
-    return (fine * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-
-
-def noise(side: int = 32, n: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, 256, (n, side, side, 3), dtype=torch.uint8, generator=generator)
-
-
-def pixels(view_NCHW: Tensor) -> np.ndarray:
-    """Return the first view as [H, W, 3] on the scale of the image."""
-    return (view_NCHW[0].permute(1, 2, 0) * 255).numpy()
-
-
-def draw(n: int, seed: int = 0, **settings: Any) -> WarpParameters:
-    return draw_parameters(n, AugmentConfig(**settings), torch.Generator().manual_seed(seed))
+from support.views import NO_NORM, draw, noise, photo, pixels, plain
 
 
 @pytest.mark.parametrize(
@@ -323,53 +285,6 @@ def test_one_setting_leaves_the_other_choices_alone() -> None:
     assert torch.equal(with_flip.crop_width, without.crop_width)
     assert torch.equal(with_flip.hue, without.hue)
     assert float(without.flip.sum()) == 0
-
-
-def test_grey_makes_channels_equal_and_equals_pillows() -> None:
-    images = noise(16)
-    view = train_view(images, plain(grey=1.0, hue=1.0, brightness=0.5), Format(16, *NO_NORM))
-    assert torch.allclose(view[:, 0], view[:, 1], atol=1e-5)
-    assert torch.allclose(view[:, 0], view[:, 2], atol=1e-5)
-    expected = np.asarray(Image.fromarray(images[0].numpy()).convert("L"), dtype=float)
-    assert np.abs(pixels(view)[:, :, 0] - expected).max() < 1.01
-
-
-def test_no_jitter_changes_no_colour() -> None:
-    matrices, from_mean = colour_matrices(plain(3))
-    assert torch.allclose(matrices, torch.eye(3, dtype=torch.float64).expand(3, 3, 3), atol=1e-12)
-    assert torch.equal(from_mean, torch.zeros(3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("name", "enhancer"),
-    [("brightness", "Brightness"), ("contrast", "Contrast"), ("saturation", "Color")],
-)
-@pytest.mark.parametrize("factor", [0.6, 1.3])
-def test_jitter_equals_pillows_enhancement(name: str, enhancer: str, factor: float) -> None:
-    images = noise(16)
-    view = train_view(images, plain(1, **{name: factor}), Format(16, *NO_NORM))
-    expected = getattr(ImageEnhance, enhancer)(Image.fromarray(images[0].numpy())).enhance(factor)
-    assert np.abs(pixels(view) - np.asarray(expected, dtype=float)).max() < 1.6
-
-
-def test_hue_keeps_grey_and_luma_and_turns_back() -> None:
-    there, back = colour_matrices(plain(hue=0.7))[0][0], colour_matrices(plain(hue=-0.7))[0][0]
-    luma = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
-    assert torch.allclose(
-        there @ torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    )
-    assert torch.allclose(luma @ there, luma)
-    assert torch.allclose(back @ there, torch.eye(3, dtype=torch.float64), atol=1e-9)
-    red = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    assert not torch.allclose(there @ red, red, atol=0.1)
-
-
-def test_colours_stay_in_range() -> None:
-    view = train_view(
-        noise(16, n=2), plain(2, brightness=2.0, saturation=2.0), Format(16, *NO_NORM)
-    )
-    assert float(view.min()) >= 0
-    assert float(view.max()) <= 1 + 1e-6
 
 
 def test_mixed_precision_does_not_blur_the_view() -> None:

@@ -1,10 +1,6 @@
-import contextlib
 import hashlib
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,90 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from certvol.data import cache, decode_pool, decoding
+from certvol.data import decode_pool, decoding
 from certvol.data.decode_pool import read_images
-from certvol.data.decoding import ReadImage, decode
-from certvol.data.folders import Listing, scan
+from certvol.data.decoding import decode
+from certvol.data.folders import scan
 from certvol.errors import RunFailed
 from certvol.settings import DataConfig
 from support.corpus import write_corpus
-from support.pictures import LIMIT, Recorder, encoded, opened, picture
-
-# A worker that an image with CRASH in it crashes. A file `slow` beside the script makes it slow.
-WORKER = """
-import os, signal, sys, time
-from pathlib import Path
-from certvol.data import decode_worker, decoding
-real = decoding.decode
-def decode(raw, *options):
-    if b"CRASH" in raw:
-        os.write(2, b"certvol test: crashing")
-        os.kill(os.getpid(), signal.SIGKILL if b"CRASH9" in raw else signal.SIGSEGV)
-    if Path(__file__).with_name("slow").exists():
-        time.sleep(0.02)
-    return real(raw, *options)
-decoding.decode = decode
-decode_worker.main()
-"""
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use processes for a few images too, and on a machine with one core."""
-    monkeypatch.setattr(decode_pool, "_PROCESSES_FROM", 1)
-    monkeypatch.setattr(decode_pool, "cores", lambda: 2)
-
-
-@pytest.fixture
-def odd_worker(processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    script = tmp_path / "worker" / "worker.py"
-    script.parent.mkdir()
-    script.write_text(WORKER)
-    monkeypatch.setattr(decode_pool, "_COMMAND", [sys.executable, "-P", str(script)])
-    return script
-
-
-def read_all(listing: Listing, size: int, config: DataConfig, start: int = 0) -> list[ReadImage]:
-    return [image for group in read_images(listing, size, config, start) for image in group]
-
-
-def by_threads(listing: Listing, size: int, config: DataConfig, start: int = 0) -> list[ReadImage]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_pool, "_PROCESSES_FROM", 1 << 60)
-        return read_all(listing, size, config, start)
-
-
-def by_processes(
-    listing: Listing, size: int, config: DataConfig, start: int = 0
-) -> list[ReadImage]:
-    """Read images while this process cannot decode, so that workers must have done it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "decode", None)
-        return read_all(listing, size, config, start)
-
-
-def assert_same(found: list[ReadImage], expected: list[ReadImage]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert (one.digest, one.reason, one.lasting) == (other.digest, other.reason, other.lasting)
-        if one.pixels is None or other.pixels is None:
-            assert one.pixels is other.pixels
-        else:
-            assert one.pixels.dtype == np.uint8
-            assert np.array_equal(one.pixels, other.pixels)
-
-
-def children() -> set[int]:
-    return {
-        int(stat.parent.name)
-        for stat in Path("/proc").glob("[0-9]*/stat")
-        if (text := _text(stat)) and int(text.rpartition(")")[2].split()[1]) == os.getpid()
-    }
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
+from support.decoding import assert_same, by_processes, by_threads, children, read_all
+from support.pictures import LIMIT, encoded, picture
 
 
 def test_images_come_in_order_from_any_start(images: Path, config: DataConfig) -> None:
@@ -291,113 +212,3 @@ def test_processes_follow_the_users_setting_for_truncated_images(
     assert by_processes(listing, 8, DataConfig(workers=2))[number].pixels is None
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     assert by_processes(listing, 8, DataConfig(workers=2))[number].pixels is not None
-
-
-def test_closing_early_leaves_no_process(
-    images: Path, odd_worker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_pool, "_GROUP_BYTES", 192)
-    odd_worker.with_name("slow").touch()
-    before = children()
-    groups = read_images(scan(images), 8, DataConfig(workers=2))
-    next(groups)
-    deadline = time.monotonic() + 60
-    while len(children() - before) < 2:  # the second worker may start later than the first
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    began = time.monotonic()
-    groups.close()
-    assert time.monotonic() - began < 30
-    assert children() <= before
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_an_interrupted_build_leaves_no_process_and_resumes(
-    images: Path, config: DataConfig, odd_worker: Path, tmp_path: Path
-) -> None:
-    class Stopped(Recorder):
-        def advance(self, n: int = 1) -> None:
-            super().advance(n)
-            if self.advanced >= 20:
-                raise KeyboardInterrupt
-
-    whole = opened(images, DataConfig(cache_dir=str(tmp_path / "other"), workers=1))
-    before = children()
-    with pytest.raises(KeyboardInterrupt):
-        opened(images, config, progress=Stopped())
-    assert children() <= before
-    (journal,) = cache.cache_folder(config).glob("*.building/journal.jsonl")
-    assert len(journal.read_bytes().splitlines()) >= 4
-    progress = Recorder()
-    resumed = opened(images, config, progress=progress)
-    assert progress.events == [("decoding images", 40), ("finish", 40)]
-    assert np.array_equal(resumed.pixels, whole.pixels)
-    assert np.array_equal(resumed.hashes, whole.hashes)
-
-
-ORPHANS = """
-import os, sys, time
-from certvol.settings import DataConfig
-from certvol.data import decode_pool
-from certvol.data.folders import scan
-decode_pool._PROCESSES_FROM, decode_pool.cores, decode_pool._GROUP_BYTES = 1, lambda: 2, 192
-decode_pool._COMMAND = [sys.executable, "-P", sys.argv[2]]
-groups = decode_pool.read_images(scan(sys.argv[1]), 8, DataConfig(workers=2))
-next(groups)
-if os.fork() == 0:  # the user's child keeps the pipes open
-    time.sleep(20)
-    os._exit(0)
-print("under way", flush=True)
-for group in groups:
-    time.sleep(0.1)
-"""
-
-
-def test_workers_end_with_a_killed_parent_but_ignore_ctrl_c(images: Path, odd_worker: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", ORPHANS, str(images), str(odd_worker)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"under way\n"
-        deadline = time.monotonic() + 60
-        while not (
-            len(workers := _running(str(odd_worker), parent=process.pid)) == 2
-            and all(map(_is_up, workers))
-        ):
-            assert time.monotonic() < deadline  # the second worker may start later than the first
-            time.sleep(0.02)
-        for worker in workers:
-            os.kill(worker, signal.SIGINT)
-        time.sleep(0.2)
-        assert _running(str(odd_worker), parent=process.pid) == workers
-        process.kill()
-        process.wait()
-        deadline = time.monotonic() + 60
-        while _running(str(odd_worker)) & workers:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def _is_up(worker: int) -> bool:
-    """Return True once the worker ignores Ctrl-C."""
-    lines = _text(Path(f"/proc/{worker}/status")).splitlines()
-    ignored = [line for line in lines if line.startswith("SigIgn:")]
-    return bool(ignored) and bool(int(ignored[0].split()[1], 16) >> (signal.SIGINT - 1) & 1)
-
-
-def _running(script: str, parent: int | None = None) -> set[int]:
-    """Return the processes, without zombies, that run this worker script."""
-    found = set()
-    for place in Path("/proc").glob("[0-9]*"):
-        words = _text(place / "cmdline").split("\0")
-        is_worker = len(words) > 3 and words[1:3] == ["-P", script]
-        if is_worker and (parent is None or words[3] == str(parent)):
-            found.add(int(place.name))
-    return found

@@ -1,6 +1,7 @@
 """Runs that a stranger may have changed."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from safetensors.torch import load_file
 
 import certvol
 from certvol.errors import Interrupted
+from support.commands import Said, adapt_words, spoken
+from support.corpus import Corpus, write_corpus
 from support.images import tiny, write_domain
 from support.stop_at import StopAt
 
@@ -34,3 +37,24 @@ def runs(made: Path, tmp_path: Path) -> Path:
     for name in ("complete", "stopped"):
         shutil.copytree(made / name, tmp_path / name)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_domain(tmp_path_factory.mktemp("clean") / "source")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "target")
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    clean: Path, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Said]]:
+    """A run on the corpus, and what it said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CERTVOL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        out = tmp_path_factory.mktemp("adapted") / "run"
+        yield out, spoken(*adapt_words(clean, corpus.root, out))

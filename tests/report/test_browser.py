@@ -1,47 +1,18 @@
 """In a real browser, a user sees, clicks and downloads what Python computes."""
 
-import csv
-import io
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from certvol.progress import Silent
 from certvol.report import page
 from certvol.report.records import MEASURES
-from support.browser import TWO_FRAMES, Browser
-from support.made_runs import HUES, NASTY, MadeRun, make_run, rewrite_json
+from support.browser import Browser, assert_quiet, open_report
+from support.made_runs import make_run, rewrite_json
 
 BOX = "((b) => [b.left, b.right, b.top, b.bottom])(e.getBoundingClientRect())"
 CHARTS = "risk-coverage reliability auroc correlations per-class confusion sigma losses".split()
-
-
-def _open(browser: Browser, made: MadeRun, **look: Any) -> Path:
-    place = page.write_report(made.path, Silent())
-    browser.open(place, **look)
-    return place
-
-
-def _assert_quiet(browser: Browser) -> None:
-    assert browser.requests == []
-    assert browser.complaints == []
-
-
-def _download(browser: Browser, folder: Path) -> list[dict[str, str]]:
-    folder.mkdir(exist_ok=True)
-    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-    browser.one("#download", "e.click()")
-    file, until = folder / "selection.csv", time.monotonic() + 20
-    while not file.exists():
-        assert time.monotonic() < until, "nothing was downloaded"
-        time.sleep(0.05)
-    text = file.read_bytes().decode("utf-8")
-    file.unlink()
-    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 @pytest.mark.parametrize(
@@ -50,8 +21,8 @@ def _download(browser: Browser, folder: Path) -> list[dict[str, str]]:
 def test_the_page_loads_nothing_complains_of_nothing_and_fits_the_screen(
     browser: Browser, tmp_path: Path, screenshots: Path, width: int, dark: bool
 ) -> None:
-    _open(browser, make_run(tmp_path), width=width, dark=dark)
-    _assert_quiet(browser)
+    open_report(browser, make_run(tmp_path), width=width, dark=dark)
+    assert_quiet(browser)
     assert browser.run("document.documentElement.scrollWidth") <= width
     for chart in CHARTS:
         assert browser.count(f"#figure-{chart} svg *") > 10, f"{chart} is empty"
@@ -65,7 +36,7 @@ def test_lines_end_where_their_values_are_on_the_axes(browser: Browser, tmp_path
         f'{{"phase": "adapt", "step": {x}, "lr": {y}}}' for x, y in ((0, 4), (60, 1), (100, 2))
     ]
     (made.path / "history.jsonl").write_text("\n".join(steps))
-    _open(browser, made)
+    open_report(browser, made)
     chart = "#figure-learning-rate svg"
     texts = dict(
         zip(
@@ -86,7 +57,7 @@ def test_lines_end_where_their_values_are_on_the_axes(browser: Browser, tmp_path
 def test_the_labels_of_bars_are_complete_at_any_width(
     browser: Browser, tmp_path: Path, width: int
 ) -> None:
-    _open(browser, make_run(tmp_path, features=False), width=width)
+    open_report(browser, make_run(tmp_path, features=False), width=width)
     for chart in ("correlations", "auroc"):
         labels = f"#figure-{chart} svg text.strong"
         rows = browser.each(f"#figure-{chart} tbody th", "e.textContent")
@@ -102,7 +73,7 @@ def test_no_point_covers_the_value_beside_it(browser: Browser, tmp_path: Path, w
     made = make_run(tmp_path, features=False)
     with rewrite_json(made.path / "metrics.json") as metrics:
         metrics["adapted"]["per_class"] = dict.fromkeys(made.classes, 1.0)
-    _open(browser, made, width=width)
+    open_report(browser, made, width=width)
     points = browser.each("#figure-per-class svg circle", BOX)
     texts = browser.each("#figure-per-class svg text", f"[e.textContent, {BOX}]")
     values = [box for text, box in texts if text == "100.0 %"]
@@ -116,7 +87,7 @@ def test_correlations_have_two_decimals(browser: Browser, tmp_path: Path) -> Non
     with rewrite_json(made.path / "evaluation.json") as evaluation:
         values = {"logit": 0.81, "entropy": 0.0841, "mcd_mu": -0.001}
         evaluation["correlations"] = {"pearson": values}
-    _open(browser, made)
+    open_report(browser, made)
     beside = browser.each(
         "#figure-correlations svg text + rect[rx]", "e.previousSibling.textContent"
     )
@@ -130,7 +101,9 @@ def test_correlations_have_two_decimals(browser: Browser, tmp_path: Path) -> Non
 def test_the_lists_are_wide_enough_for_their_choice(
     browser: Browser, tmp_path: Path, width: int, labelled: bool
 ) -> None:
-    _open(browser, make_run(tmp_path, count=12, features=False, labelled=labelled), width=width)
+    open_report(
+        browser, make_run(tmp_path, count=12, features=False, labelled=labelled), width=width
+    )
     longest = max((measure.title for measure in MEASURES.values()), key=len)
     browser.one("#measure", f"e.append(new Option('{longest}'))")
     missing = (
@@ -141,177 +114,8 @@ def test_the_lists_are_wide_enough_for_their_choice(
     assert widths == [0] * len(widths)
 
 
-@pytest.mark.parametrize(
-    ("count", "most", "least"), [(28, 14, 14), (27, 14, 13), (1, 1, 0), (60, 20, 20)]
-)
-def test_no_image_is_in_both_strips(
-    browser: Browser, tmp_path: Path, count: int, most: int, least: int
-) -> None:
-    _open(browser, make_run(tmp_path, count=count, features=False))
-    top, bottom = (browser.each(f"#{strip} .picture", "e.title") for strip in ("top", "bottom"))
-    assert (len(top), len(bottom)) == (most, least)
-    assert set(top).isdisjoint(bottom)
-    assert (browser.text("#bottom") == "There are no more images.") == (least == 0)
-    browser.choose("#coverage", "100")
-    browser.choose("#state", "rejected")
-    assert browser.text("#top") == browser.text("#bottom") == "No image matches these filters."
-    _assert_quiet(browser)
-
-
-def test_the_gallery_is_as_high_as_its_rows_up_to_a_limit(browser: Browser, tmp_path: Path) -> None:
-    def heights() -> list[int]:
-        return browser.each("#grid, #rows", "e.clientHeight")
-
-    _open(browser, make_run(tmp_path / "few", count=28, features=False))
-    assert heights() == [3 * 124 + 16] * 2
-    browser.choose("#state", "rejected")
-    assert heights() == [124 + 16] * 2
-    browser.choose("#state", "")
-    assert heights() == [3 * 124 + 16] * 2
-    assert browser.count("#rows .picture") == 28
-    _open(browser, make_run(tmp_path / "many", count=300, features=False))
-    grid, rows = heights()
-    assert grid <= 560 < rows
-
-
-@pytest.mark.parametrize("coverage", ["100", "92.5", "62.5", "33.5", "0.5"])
-def test_the_slider_gives_the_numbers_python_computes(
-    browser: Browser, tmp_path: Path, coverage: str
-) -> None:
-    made = make_run(tmp_path, count=83, features=False)
-    _open(browser, made)
-    browser.choose("#coverage", coverage)
-    share = float(coverage) / 100
-    accepted = made.accepted(share)
-    count, rest = int(accepted.sum()), ~accepted
-    assert browser.text("#accepted") == str(count)
-    assert browser.text("#accepted-hint") == f"of 83 images, {100 * count / 83:.1f}\u00a0%"
-    assert browser.text("#rejected") == str(83 - count)
-    assert browser.text("#accepted-accuracy") == f"{100 * made.accuracy(accepted):.1f} %"
-    left = f"{100 * made.accuracy(rest):.1f} %" if rest.any() else "–"
-    assert browser.text("#rejected-accuracy") == left
-    assert float(browser.one("#threshold", "e.value")) == made.sigma_N[accepted].min()
-    assert float(browser.text("#command").rpartition("--coverage ")[2]) == share
-    assert browser.text("#coverage-shown") == f"{100 * share:.1f} %"
-    spoken = browser.one("#coverage", "e.getAttribute('aria-valuetext')")
-    assert spoken == f"{100 * share:.1f} %, {count} of 83 images accepted"
-    time.sleep(0.5)
-    assert browser.text("#live").startswith(f"{count} of 83 images accepted")
-
-
-def test_a_typed_threshold_and_another_measure(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=83, features=False)
-    _open(browser, made)
-    browser.choose("#threshold", "1.0")
-    assert browser.text("#accepted") == str(int((made.sigma_N >= 1.0).sum()))
-    assert browser.text("#coverage-shown") == f"{100 * (made.sigma_N >= 1.0).mean():.1f} %"
-    assert "--min-certainty 1" in browser.text("#command")
-    browser.choose("#threshold", "what")
-    assert browser.one("#threshold", "e.getAttribute('aria-invalid')") == "true"
-    browser.choose("#measure", str(["sigma", "probability", "entropy"].index("entropy")))
-    browser.choose("#coverage", "50")
-    accepted = made.accepted(0.5, -made.extra["entropy"])  # less entropy is more certain
-    assert browser.text("#accepted") == str(int(accepted.sum()))
-    assert browser.text("#accepted-accuracy") == f"{100 * made.accuracy(accepted):.1f} %"
-    assert browser.text("#command").endswith("--coverage 0.5 --measure entropy")
-    first = browser.one("#top .picture", "e.title")
-    assert first == made.names[int(np.argmin(made.extra["entropy"]))]
-    _assert_quiet(browser)
-
-
-def test_filters_and_download_agree_with_python(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=83, features=False)
-    _open(browser, made)
-    choices = {"coverage": "60", "predicted": "1", "right": "wrong", "state": "accepted"}
-    for name, value in choices.items():
-        browser.choose(f"#{name}", value)
-    wanted = made.accepted(0.6) & (made.predicted_N == 1) & (made.true_N != 1)
-    assert 0 < wanted.sum() < 83
-    assert browser.text("#shown-count").split()[0] == str(int(wanted.sum()))
-    rows = _download(browser, tmp_path / "down")
-    order = sorted(np.flatnonzero(wanted), key=lambda i: (-made.sigma_N[i], i))
-    assert [row["path"] for row in rows] == [made.names[i] for i in order]
-    for i, row in zip(order, rows, strict=True):
-        assert row["label"] == made.classes[made.predicted_N[i]]
-        assert row["truth"] == made.classes[made.true_N[i]]
-        assert float(row["sigma"]) == made.sigma_N[i]
-        assert float(row["probability"]) == made.probability_N[i]
-        assert row["accepted"] == "true"
-    browser.choose("#order", "up")
-    assert _download(browser, tmp_path / "down") == rows[::-1]
-    browser.choose("#true", "1")  # no image is both wrong and of the class it was predicted as
-    assert browser.text("#shown-count") == "0 images"
-    assert browser.one("#download", "e.disabled") is True
-    _assert_quiet(browser)
-
-
-def test_without_labels_the_gallery_leaves_out_accuracies(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=47, labelled=False, features=False)
-    _open(browser, made)
-    browser.choose("#coverage", "80")
-    assert browser.text("#accepted") == str(int(made.accepted(0.8).sum()))
-    labelled = "#accepted-accuracy, #true, #right, #figure-confusion, #figure-reliability"
-    assert browser.count(labelled) == 0
-    rows = _download(browser, tmp_path / "down")
-    assert len(rows) == 47
-    assert list(rows[0]) == ["path", "label", "sigma", "probability", "entropy", "accepted"]
-    assert "has no labels" in browser.text("#overview")
-    _assert_quiet(browser)
-
-
-def test_without_sigma_the_largest_probability_decides(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=47, sigma=False, method="basic")
-    _open(browser, made)
-    browser.choose("#coverage", "70")
-    assert browser.text("#accepted") == str(int(made.accepted(0.7, made.probability_N).sum()))
-    assert "has no sigma" in browser.text("#overview")
-    _assert_quiet(browser)
-
-
-def test_hostile_names_are_text_on_the_screen_and_in_the_table(
-    browser: Browser, tmp_path: Path, screenshots: Path
-) -> None:
-    names = [f"{name.replace('/', '∕')[:200]}{i}.png" for i, name in enumerate(NASTY)]
-    names += [f"{i:03d}.png" for i in range(40)]
-    made = make_run(tmp_path, classes=NASTY, count=len(names), names=names)
-    _open(browser, made)
-    browser.one("#top .picture", "e.click()")
-    used = sorted(set(made.predicted_N.tolist()))
-    options = browser.each("#predicted option", "[e.value, e.textContent]")
-    assert [int(value) for value, _ in options] == [-1, *used]
-    for value, shown in options[1:]:
-        name = NASTY[int(value)]
-        assert shown == name if name.isprintable() else "\\" in shown
-        browser.choose("#predicted", value)
-    browser.choose("#predicted", "-1")
-    scripts = "script:not([type]):not(:only-of-type) ~ script:not([type])"
-    assert browser.count(f"img, iframe, object, {scripts}") == 0
-    rows = _download(browser, tmp_path / "down")
-    assert sorted(row["path"].removeprefix("./") for row in rows) == sorted(names)
-    for row in rows:
-        assert not row["path"].startswith(("=", "+", "-", "@", "\t", "\r"))
-        assert not row["label"].startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert {row["label"].removeprefix("'") for row in rows} == {NASTY[label] for label in used}
-    assert browser.run("document.documentElement.scrollWidth") <= 1280
-    browser.screenshot(screenshots / "hostile.png", whole=True)
-    _assert_quiet(browser)
-
-
-@pytest.mark.parametrize("name", [b"caf\\xe9.png", b"caf\xe9.png", "😀.png".encode()])
-def test_any_name_is_in_the_download_as_in_the_table(
-    name: bytes, browser: Browser, tmp_path: Path
-) -> None:
-    made = make_run(tmp_path, count=12, features=False)
-    table = made.path / "measures.csv"
-    table.write_bytes(table.read_bytes().replace(made.names[3].encode(), name))
-    _open(browser, made)
-    paths = [row["path"] for row in _download(browser, tmp_path / "down")]
-    assert name.decode(errors="backslashreplace") in paths
-    _assert_quiet(browser)
-
-
 def test_the_policy_stops_code_even_if_escaping_failed(browser: Browser, tmp_path: Path) -> None:
-    _open(browser, make_run(tmp_path, count=12, features=False))
+    open_report(browser, make_run(tmp_path, count=12, features=False))
     image = '<img src="http://127.0.0.1:9/x.png" onerror="window.ran = 1">'
     browser.run(
         f"document.body.insertAdjacentHTML('beforeend', '{image}');"
@@ -324,34 +128,8 @@ def test_the_policy_stops_code_even_if_escaping_failed(browser: Browser, tmp_pat
     assert len(browser.requests) == len(browser.blocked)
 
 
-def test_the_gallery_can_be_used_by_keyboard(browser: Browser, tmp_path: Path) -> None:
-    made = make_run(tmp_path, count=300, features=False)
-    _open(browser, made)
-    assert browser.count("#rows .picture") < 120  # only those in sight
-    browser.one("#rows .picture", "e.focus()")
-    place = "document.activeElement.dataset.place"
-    browser.key("ArrowRight")
-    assert browser.run(place) == "1"
-    columns = browser.one("#grid", "Math.floor((e.clientWidth - 16) / 92)")
-    browser.key("ArrowDown")
-    assert browser.run(place) == str(1 + columns)
-    browser.key("End")
-    assert browser.run(place) == "299"
-    label = browser.run("document.activeElement.getAttribute('aria-label')")
-    last = max(range(300), key=lambda i: (-made.sigma_N[i], i))
-    assert made.names[last] in label
-    assert f"predicted {made.classes[made.predicted_N[last]]}" in label
-    browser.key("Enter")
-    assert browser.one("#picture", "e.open") is True
-    assert browser.text("#picture-name") == made.names[last]
-    browser.key("Escape")
-    assert browser.one("#picture", "e.open") is False
-    assert browser.run(place) == "299"
-    _assert_quiet(browser)
-
-
 def test_everything_a_user_can_operate_has_a_name(browser: Browser, tmp_path: Path) -> None:
-    _open(browser, make_run(tmp_path))
+    open_report(browser, make_run(tmp_path))
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
     seen = [node for node in nodes if not node.get("ignored")]
     roles = "button slider combobox textbox link image img application searchbox".split()
@@ -362,33 +140,8 @@ def test_everything_a_user_can_operate_has_a_name(browser: Browser, tmp_path: Pa
     assert headings[0] == "run"
 
 
-def test_the_thumbnails_show_their_images(browser: Browser, tmp_path: Path) -> None:
-    """The middle of each picture has the colour of its class: sheet, cell and shape are right."""
-    made = make_run(tmp_path, count=240, noise=5, features=False)
-    (made.target / made.names[0]).unlink()
-    _open(browser, made, height=1400)
-    browser.one("#rows", "e.scrollIntoView({block: 'center', behavior: 'instant'})")
-    browser.run(TWO_FRAMES)
-    time.sleep(0.3)
-    middle = (
-        "{ const r = e.querySelector('.frame').getBoundingClientRect();"
-        "const x = r.x + r.width / 2, y = r.y + r.height / 2;"
-        "return [e.title, x, y, e.contains(document.elementFromPoint(x, y))]; }"
-    )
-    places = browser.each("#rows .picture:not(.wrong):not(.rejected)", middle)
-    seen = [(name, int(x), int(y)) for name, x, y, in_sight in places if in_sight]
-    assert len(seen) > 20
-    with Image.open(browser.screenshot(tmp_path / "grid.png")) as picture:
-        pixels = np.asarray(picture.convert("RGB"), dtype=int)
-    for name, x, y in seen:
-        if name != made.names[0]:
-            hue = HUES[made.true_N[made.names.index(name)]]
-            np.testing.assert_allclose(pixels[y, x], hue, atol=45, err_msg=name)
-    assert "1 of 240 images could not be read" in browser.text("#overview")
-
-
 def test_a_point_of_the_layout_shows_its_image(browser: Browser, tmp_path: Path) -> None:
-    _open(browser, make_run(tmp_path))
+    open_report(browser, make_run(tmp_path))
     assert browser.count(".scatter") == 2
     browser.one(".scatter", "e.scrollIntoView({block: 'center', behavior: 'instant'})")
     browser.one(".scatter", "e.focus()")
@@ -406,16 +159,16 @@ def test_a_point_of_the_layout_shows_its_image(browser: Browser, tmp_path: Path)
         browser.point(x, (top + bottom) / 2)
         shown.append(not browser.one("#tip", "e.hidden"))
     assert any(shown)
-    _assert_quiet(browser)
+    assert_quiet(browser)
 
 
 def test_the_colours_can_be_switched(browser: Browser, tmp_path: Path) -> None:
-    _open(browser, make_run(tmp_path, count=12, features=False))
+    open_report(browser, make_run(tmp_path, count=12, features=False))
     paper = "getComputedStyle(e).backgroundColor"
     light = browser.one("body", paper)
     browser.one("#theme", "e.click()")
     assert browser.one("body", paper) != light
-    _assert_quiet(browser)
+    assert_quiet(browser)
 
 
 def test_a_comparison_draws_its_figures(
@@ -424,32 +177,6 @@ def test_a_comparison_draws_its_figures(
     one = make_run(tmp_path / "a", seed=0)
     two = make_run(tmp_path / "b", seed=1, sigma=False, method="basic", count=40)
     browser.open(page.write_comparison([one.path, two.path], tmp_path / "compared.html"))
-    _assert_quiet(browser)
+    assert_quiet(browser)
     assert browser.count("#figures svg") == 4
     browser.screenshot(screenshots / "comparison.png", whole=True)
-
-
-@pytest.mark.slow
-def test_twenty_thousand_images_stay_usable(
-    browser: Browser, tmp_path: Path, screenshots: Path
-) -> None:
-    # Noise takes the most room.
-    made = make_run(tmp_path, count=20_000, side=72, noise=60, features=False, distinct=800)
-    place = _open(browser, made)
-    assert place.stat().st_size < 40_000_000
-    paint = browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    assert paint < 3000
-    browser.choose("#coverage", "75")
-    assert browser.text("#accepted") == f"{int(made.accepted(0.75).sum()):,}"
-    step_ms = browser.one(
-        "#coverage",
-        "{ const start = performance.now(); for (let v = 40; v < 60; v++) { e.value = v; "
-        "e.dispatchEvent(new Event('input')); } return (performance.now() - start) / 20; }",
-    )
-    assert step_ms < 150
-    browser.run("grid.scrollTop = rows.clientHeight / 2")
-    browser.run(TWO_FRAMES)
-    assert browser.count("#rows .picture") < 150
-    assert browser.count("#rows .frame > i") > 20
-    browser.screenshot(screenshots / "twenty-thousand.png")
-    _assert_quiet(browser)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_curve
 
-import references
+import score_references as references
 from certvol.scores import metrics
 
 RNG = np.random.default_rng(0)

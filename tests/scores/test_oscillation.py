@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import references
+import score_references as references
 from certvol.nn.heads import Classifier
 from certvol.scores.oscillation import oscillation_between, pick_per_class
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-import references
+import score_references as references
 from certvol.scores import validators
 
 

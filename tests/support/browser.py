@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import csv
+import io
 import json
 import os
 import selectors
@@ -11,6 +13,10 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+from certvol.progress import Silent
+from certvol.report import page
+from support.made_runs import MadeRun
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update "
@@ -184,3 +190,27 @@ class Browser:
         found += [str(each["args"]) for each in calls if each["type"] in bad]
         entries = [each["entry"] for each in self._params("Log.entryAdded")]
         return found + [str(entry["text"]) for entry in entries if entry["level"] in bad]
+
+
+def open_report(browser: Browser, made: MadeRun, **look: Any) -> Path:
+    place = page.write_report(made.path, Silent())
+    browser.open(place, **look)
+    return place
+
+
+def assert_quiet(browser: Browser) -> None:
+    assert browser.requests == []
+    assert browser.complaints == []
+
+
+def download(browser: Browser, folder: Path) -> list[dict[str, str]]:
+    folder.mkdir(exist_ok=True)
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    browser.one("#download", "e.click()")
+    file, until = folder / "selection.csv", time.monotonic() + 20
+    while not file.exists():
+        assert time.monotonic() < until, "nothing was downloaded"
+        time.sleep(0.05)
+    text = file.read_bytes().decode("utf-8")
+    file.unlink()
+    return list(csv.DictReader(io.StringIO(text, newline="")))

@@ -1,9 +1,13 @@
 """Call `certvol` commands and read what they say."""
 
+import contextlib
+import io
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -49,3 +53,28 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
     """Run a command that must fail and return its one sentence on stderr."""
     assert run(arguments) == code
     return last_sentence(capsys.readouterr().err)
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Everything printed, with the lines of tables joined."""
+        return " ".join(re.sub("[│┃]", " ", self.out + self.err).split())
+
+
+def spoken(*arguments: str) -> Said:
+    """Run a command on streams like a terminal's: stdout takes only Unicode."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
+    err = io.TextIOWrapper(
+        io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True
+    )
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(arguments)
+    said = Said(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode())
+    assert "Traceback" not in said.err
+    return said
