@@ -23,6 +23,7 @@ SETTINGS = {
     "augment.flip": "false",
     "data.image_size": 16,
     "training.pretrain_steps": 150,
+    "training.pseudo_labels": "argmax",
     "training.cycles": 6,
     "training.cycle_steps": 10,
 }

@@ -160,6 +160,7 @@ class _NetworkClassifier(_TargetClassifier):
     def _config(self, dim: int, seed: int, learning_rate: float) -> Config:
         given = {**self.get_params(deep=False), "seed": seed, "learning_rate": learning_rate}
         given |= {"backbone": f"features-{dim}", "train": "head", "classifier_layers": 1}
+        given["head_rate"] = 1.0  # the learning rate follows from the rows
 
         def filled(section: type) -> Any:
             names = [each.name for each in settings_of(section)]

@@ -179,11 +179,11 @@ def test_signs_of_collapse(changed: dict[str, float | None], signs: int) -> None
 @pytest.mark.parametrize(
     ("mixed", "per_domain", "preferred"),
     [
-        (2.0, 2.05, False),  # better, but by less than log 10 / 20 = 0.115
-        (2.0, 2.2, True),
-        (2.2, 2.0, False),
-        (None, 0.1, True),
-        (0.1, None, False),
+        (0.50, 0.45, False),  # lower, but by less than log 10 / 20 = 0.115
+        (0.50, 0.30, True),
+        (0.30, 0.50, False),
+        (None, 2.0, True),
+        (2.0, None, False),
         (None, None, False),
     ],
 )
@@ -198,14 +198,14 @@ def test_per_domain_statistics_must_be_clearly_better(
 @pytest.mark.parametrize(
     ("frozen", "mixed", "per_domain", "preferred"),
     [
-        (2.0, 2.05, 2.1, "frozen"),  # log 10 / 20 = 0.115
-        (2.0, 2.2, 2.25, "mixed"),
-        (2.0, 2.2, 2.4, "per_domain"),
-        (2.0, 2.1, 2.2, "frozen"),  # per_domain leads frozen, but not mixed too
-        (1.0, 1.0, 1.2, "per_domain"),
-        (None, 1.0, 1.1, "mixed"),
-        (1.0, None, None, "frozen"),
-        (None, None, 1.0, "per_domain"),
+        (0.5, 0.45, 0.4, "frozen"),  # log 10 / 20 = 0.115
+        (0.5, 0.3, 0.25, "mixed"),
+        (0.5, 0.3, 0.1, "per_domain"),
+        (0.5, 0.4, 0.3, "frozen"),  # per_domain leads frozen, but not mixed too
+        (0.5, 0.5, 0.3, "per_domain"),
+        (None, 0.5, 0.4, "mixed"),
+        (0.5, None, None, "frozen"),
+        (None, None, 0.5, "per_domain"),
         (None, None, None, "mixed"),
     ],
 )

@@ -47,6 +47,7 @@ TINY: dict[str, Any] = {
     "training.pretrain_steps": 12,
     "training.cycles": 3,
     "training.cycle_steps": 4,
+    "training.pseudo_labels": "argmax",
     "training.settled": 0.0,
     "training.batch_size": 24,
     "training.log_every": 2,

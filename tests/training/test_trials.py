@@ -72,10 +72,8 @@ def test_a_chosen_trial_is_the_run_of_that_mode(
         first, second = load_file(tried.path / name), load_file(told / name)
         assert all(torch.equal(first[key], second[key]) for key in second), name
     (sentence,) = [text for text in reporter.said if text.startswith("norm mode")]
-    assert sentence.startswith(
-        f"norm mode: {mode} (mutual information after 2 trial cycles: frozen "
-    )
-    assert sentence.endswith("; each must lead by 0.055)")  # log 3 / 20
+    assert sentence.startswith(f"norm mode: {mode} (mean entropy after 2 trial cycles: frozen ")
+    assert sentence.endswith("; each must be 0.055 lower)")  # log 3 / 20
     states = [path for path in (tried.path / "checkpoint").iterdir() if path.is_dir()]
     assert states == []
 

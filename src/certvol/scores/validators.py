@@ -20,7 +20,7 @@ Scores = Mapping[str, float | None]
 SND_TEMPERATURE = 0.05
 SND_ROWS = 512  # computed at a time, because N x N may not fit into memory
 SND_IMAGES = 512  # per cycle, because the cost grows with their square
-CLEARLY_BETTER = 0.05  # of the largest possible mutual information
+CLEARLY_BETTER = 0.05  # of the largest possible entropy
 NORM_MODES = ("frozen", "mixed", "per_domain")  # the later, the more they fit the target
 SPREADING, STILL_AGREEING = 1.3, 0.75
 HARDLY_LEARNT, TIMES_CHANCE, FEWEST_JUDGES = 0.6, 3, 10
@@ -204,23 +204,26 @@ def is_spreading_warning(text: str) -> bool:
 
 
 def norm_margin(num_classes: int) -> float:
-    """Mutual information by which a norm mode must lead those before it."""
+    """Mean entropy, in nats, by which a norm mode must be lower than those before it."""
     return CLEARLY_BETTER * float(np.log(num_classes))
 
 
-def preferred_mode(scores: Scores, num_classes: int) -> str:
-    """Choose a norm mode by mutual information after a short trial; None stands for a collapse.
+def preferred_mode(entropies: Scores, num_classes: int) -> str:
+    """Choose a norm mode by mean entropy after a short trial; None stands for a collapse.
 
-    The more a mode fits its statistics to the target, the more confident are its predictions,
-    whether or not they are better. A mode must therefore clearly lead all that fit less: `frozen`
+    Statistics that do not fit the target leave its predictions uncertain. This holds on both sides:
+    shared statistics under a large shift, and the target's own where it lacks classes. Mutual
+    information cannot see the second case, because it rewards predictions of many classes.
+
+    A mode that fits the target more must be clearly lower than all that fit it less: `frozen`
     statistics ignore the target, `mixed` ones share a set with the source, `per_domain` ones are
     the target's own. If all collapsed, `mixed` needs no excuse.
     """
-    healthy = {mode: score for mode in NORM_MODES if (score := scores.get(mode)) is not None}
+    healthy = {mode: each for mode in NORM_MODES if (each := entropies.get(mode)) is not None}
     for mode in reversed(healthy):
         before = [other for other in healthy if NORM_MODES.index(other) < NORM_MODES.index(mode)]
-        best_before = max((healthy[other] for other in before), default=-np.inf)
-        if healthy[mode] > best_before + norm_margin(num_classes):
+        best_before = min((healthy[other] for other in before), default=np.inf)
+        if healthy[mode] < best_before - norm_margin(num_classes):
             return mode
     return "mixed"
 
@@ -229,7 +232,7 @@ def keeps_source(scores: Scores, accuracies: Scores, least: float) -> dict[str, 
     """Return the norm modes' scores in the order of `NORM_MODES`; None if a mode lost the source.
 
     A mode is out if its accuracy on held-out source images is below the share `least` of the best
-    mode's: mutual information compares models that were pretrained differently too.
+    mode's: the trial compares models that were pretrained differently too.
     """
     known = [a for mode, a in accuracies.items() if a is not None and scores[mode] is not None]
     bar = least * max(known, default=0.0)

@@ -5,52 +5,59 @@ A method's settings apply only to methods that have them: `paper` sets M for cvp
 
 from typing import Any
 
+RECOMMENDED: dict[str, Any] = {
+    "training.pseudo_labels": "cluster",
+    "training.settled": 0.005,
+    "model.adapter": False,  # behind a frozen backbone, so that neighbours are found once
+}
+# Labels by the classifier alone and one learning rate, as published.
+PUBLISHED: dict[str, Any] = {
+    "training.settled": 0.0,
+    "training.head_rate": 1.0,
+    "model.norm": "mixed",
+    "model.feature_dims": 0,
+    "data.holdout": 0.0,
+    "guard.action": "warn",
+}
+
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": (
-        "recommended: the paper's method, a trial that chooses the norm mode, and the collapse guard",
-        {"training.settled": 0.005},
+        "recommended: the paper's method, labels by clusters, safe where the target lacks classes",
+        RECOMMENDED,
     ),
     "paper": (
         "the paper's settings with mixed statistics; no held-out images, the guard only warns",
         {
+            **PUBLISHED,
             "training.cycles": 250,
             "training.cycle_steps": 50,
-            "training.settled": 0.0,
-            "model.norm": "mixed",
-            "model.feature_dims": 0,
-            "data.holdout": 0.0,
-            "guard.action": "warn",
         },
     ),
     "authors": (
         "the authors' released settings with mixed statistics; no held-out images, the guard only warns",
         {
+            **PUBLISHED,
             "method.num_samples": 32,
             "method.samples_weight": 0.75,
             "training.cycles": 200,
             "training.cycle_steps": 0,
-            "training.settled": 0.0,
             "training.adapt_learning_rate": 2.5e-4,
             "training.schedule": "constant",
             "training.weight_decay": 1e-5,
             "training.fresh_optimizer": True,
             "training.pseudo_labels": "mc_dropout",
             "training.label_view": "augmented",
-            "model.norm": "mixed",
-            "model.feature_dims": 0,
-            "data.holdout": 0.0,
-            "guard.action": "warn",
         },
     ),
     "quick": (
         "small and short, for the demo and CPUs: small_cnn from scratch on 32 px images",
         {
+            **RECOMMENDED,
             "model.backbone": "small_cnn",
             "method.num_samples": 16,
             "training.pretrain_steps": 600,
             "training.cycles": 60,
             "training.cycle_steps": 15,
-            "training.settled": 0.005,
             "training.learning_rate": 1e-2,
             "training.momentum": 0.9,
         },

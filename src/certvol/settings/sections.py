@@ -177,12 +177,12 @@ class TrainingConfig:
     learning_rate: float = setting(
         5e-4, above=0, at_most=MAX_RATE, help="Learning rate of pretraining, and of the backbone."
     )
-    head_rate: float = setting(
-        1.0,
+    head_rate: float | None = setting(
+        None,
         above=0,
         at_most=1e6,
-        help="Learning rate of all layers behind the backbone, relative to the backbone's. Many "
-        "comparators were published with 10.",
+        help="Learning rate of all layers behind the backbone, relative to the backbone's; null: "
+        "10 behind a frozen backbone, else 1. Many comparators were published with 10.",
     )
     adapt_learning_rate: float | None = setting(
         None,

@@ -22,6 +22,7 @@ from certvol.training.cuda_graph import Recorder
 from certvol.training.optimizers import OPTIMIZERS
 
 STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
+HEAD_RATE = 10.0  # learning rate of the layers behind a frozen backbone, in that of a trained one
 
 
 class _Losses(nn.Module):
@@ -83,8 +84,12 @@ class Stepper:
         return self.optimizer
 
     def _rate_of(self, weight: str) -> float:
-        head_rate = 1.0 if weight.startswith("network.backbone.") else self.settings.head_rate
-        return head_rate * self.method.rate_of(weight)
+        own = self.method.rate_of(weight)
+        if weight.startswith("network.backbone."):
+            return own
+        given, frozen = self.settings.head_rate, self.method.network.trained_part == "head"
+        usual = HEAD_RATE if frozen else 1.0
+        return own * (usual if given is None else given)
 
     def step(
         self,

@@ -12,11 +12,11 @@ from certvol.nn.backbones import has_pretrained_weights
 from certvol.progress import percent
 from certvol.scores.validators import keeps_source, norm_margin, preferred_mode
 from certvol.training.keeper import PRETRAINED
-from certvol.training.model_choice import GUARD_VALIDATOR
 
 if TYPE_CHECKING:
     from certvol.training.trainer import Trainer
 
+TRIAL_VALIDATOR = "entropy"
 INITIAL, START, START_FROZEN = "initial", "start", "start-frozen"
 
 
@@ -67,7 +67,7 @@ class Trials:
         try:
             self._train(mode, cycles)
             position, last = trainer.position, trainer.choice.last
-            scores[mode] = None if position.collapse else last[GUARD_VALIDATOR]
+            scores[mode] = None if position.collapse else last[TRIAL_VALIDATOR]
             accuracies[mode] = last["source_accuracy"]
             keeper.save_as(f"trial-{mode}", trainer.state)
         except FloatingPointError as error:
@@ -117,6 +117,6 @@ class Trials:
         later = "per_domain" if len(self.modes) == 2 else "each"
         margin = norm_margin(self.trainer.num_classes)
         return (
-            f"norm mode: {chosen} (mutual information after {cycles} trial cycles: "
-            f"{', '.join(words)}; {later} must lead by {margin:.2g})"
+            f"norm mode: {chosen} (mean entropy after {cycles} trial cycles: "
+            f"{', '.join(words)}; {later} must be {margin:.2g} lower)"
         )
