@@ -120,6 +120,7 @@ def test_a_checkpoint_with_other_tensors_is_refused(change: Callable[..., Any], 
         {"journal": {"history.jsonl": "all"}},
         {"trial_journal": 5},
         {"position": {"phase": "trial", "trial_scores": {"mixed": "best", "per_domain": None}}},
+        {"position": {"phase": "trial", "trial_scores": {"mixed": {"entropy": "low"}}}},
     ],
 )
 def test_a_checkpoint_with_impossible_facts_is_refused(facts: dict[str, Any], runs: Path) -> None:

@@ -176,23 +176,13 @@ def test_signs_of_collapse(changed: dict[str, float | None], signs: int) -> None
     assert len(validators.signs_of_collapse(_scores(**changed), _scores(), 0.6, 0.75)) == signs
 
 
-@pytest.mark.parametrize(
-    ("mixed", "per_domain", "preferred"),
-    [
-        (0.50, 0.45, False),  # lower, but by less than log 10 / 20 = 0.115
-        (0.50, 0.30, True),
-        (0.30, 0.50, False),
-        (None, 2.0, True),
-        (2.0, None, False),
-        (None, None, False),
-    ],
-)
-def test_per_domain_statistics_must_be_clearly_better(
-    mixed: float | None, per_domain: float | None, preferred: bool
-) -> None:
-    scores = {"mixed": mixed, "per_domain": per_domain}
-    expected = "per_domain" if preferred else "mixed"
-    assert validators.preferred_mode(scores, 10) == expected
+def _trial(
+    entropy: float | None, information: float = 1.0, classes: float = 5.0
+) -> validators.Scores | None:
+    """Return the scores of a norm mode's trial; None for a mode that collapsed."""
+    if entropy is None:
+        return None
+    return {"entropy": entropy, "mutual_information": information, "classes_in_use": classes}
 
 
 @pytest.mark.parametrize(
@@ -209,20 +199,43 @@ def test_per_domain_statistics_must_be_clearly_better(
         (None, None, None, "mixed"),
     ],
 )
-def test_a_mode_must_clearly_lead_all_that_fit_the_target_less(
+def test_a_mode_must_be_clearly_surer_than_all_that_fit_the_target_less(
     frozen: float | None, mixed: float | None, per_domain: float | None, preferred: str
 ) -> None:
-    scores = {"mixed": mixed, "per_domain": per_domain, "frozen": frozen}
-    assert validators.preferred_mode(scores, 10) == preferred
+    trials = {
+        "mixed": _trial(mixed),
+        "per_domain": _trial(per_domain),
+        "frozen": _trial(frozen),
+    }
+    assert validators.preferred_mode(trials, 10) == preferred
+
+
+@pytest.mark.parametrize(
+    ("information", "classes", "preferred"),
+    [
+        (1.2, 9.5, "per_domain"),
+        (1.1, 9.5, "mixed"),  # more mutual information, but by less than 0.115
+        (1.9, 9.1, "mixed"),  # some classes stay unused, so the target may lack them
+    ],
+)
+def test_a_mode_that_finds_nearly_all_classes_need_not_be_surer(
+    information: float, classes: float, preferred: str
+) -> None:
+    trials = {"mixed": _trial(0.4), "per_domain": _trial(0.5, information, classes)}
+    assert validators.preferred_mode(trials, 10) == preferred
 
 
 def test_a_mode_that_lost_the_source_is_out() -> None:
-    scores = {"mixed": 2.0, "per_domain": 2.1, "frozen": None}
-    accuracies = {"mixed": 0.6, "per_domain": 0.81, "frozen": 0.9}
-    kept = validators.keeps_source(scores, accuracies, 0.75)
-    assert kept == {"frozen": None, "mixed": None, "per_domain": 2.1}
+    trials: dict[str, validators.Scores | None] = {
+        "mixed": {"source_accuracy": 0.6},
+        "per_domain": {"source_accuracy": 0.81},
+        "frozen": {"source_accuracy": 0.9},
+    }
+    kept = validators.keeps_source(trials, 0.75)
+    assert kept == {**trials, "mixed": None}
     assert list(kept) == list(validators.NORM_MODES)
-    assert validators.keeps_source(scores, {"mixed": 0.61, "per_domain": None}, 0.75) == scores
+    unknown = {"mixed": trials["mixed"], "per_domain": None, "frozen": {"source_accuracy": None}}
+    assert validators.keeps_source(unknown, 0.75) == unknown
 
 
 @pytest.mark.parametrize(

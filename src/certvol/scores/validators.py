@@ -16,11 +16,13 @@ from certvol.progress import percent
 
 Probabilities = NDArray[np.float32]
 Scores = Mapping[str, float | None]
+Trials = Mapping[str, Scores | None]
 
 SND_TEMPERATURE = 0.05
 SND_ROWS = 512  # computed at a time, because N x N may not fit into memory
 SND_IMAGES = 512  # per cycle, because the cost grows with their square
-CLEARLY_BETTER = 0.05  # of the largest possible entropy
+CLEARLY_BETTER = 0.05  # of the largest possible entropy or mutual information
+NEARLY_ALL = 0.92  # of the classes
 NORM_MODES = ("frozen", "mixed", "per_domain")  # the later, the more they fit the target
 SPREADING, STILL_AGREEING = 1.3, 0.75
 HARDLY_LEARNT, TIMES_CHANCE, FEWEST_JUDGES = 0.6, 3, 10
@@ -204,44 +206,62 @@ def is_spreading_warning(text: str) -> bool:
 
 
 def norm_margin(num_classes: int) -> float:
-    """Mean entropy, in nats, by which a norm mode must be lower than those before it."""
+    """Nats by which a norm mode must lead those that fit the target less."""
     return CLEARLY_BETTER * float(np.log(num_classes))
 
 
-def preferred_mode(entropies: Scores, num_classes: int) -> str:
-    """Choose a norm mode by mean entropy after a short trial; None stands for a collapse.
+def fits_better(scores: Scores, other: Scores, num_classes: int) -> bool:
+    """Whether statistics that fit the target more serve it better than `other` ones.
 
-    Statistics that do not fit the target leave its predictions uncertain. This holds on both sides:
-    shared statistics under a large shift, and the target's own where it lacks classes. Mutual
-    information cannot see the second case, because it rewards predictions of many classes.
-
-    A mode that fits the target more must be clearly lower than all that fit it less: `frozen`
-    statistics ignore the target, `mixed` ones share a set with the source, `per_domain` ones are
-    the target's own. If all collapsed, `mixed` needs no excuse.
+    Statistics that do not suit the target leave its predictions uncertain. This holds on both sides:
+    shared ones under a large shift, and the target's own where it lacks classes. A shift can also
+    push nearly all images into few classes, with certainty. Predictions that then spread over
+    nearly all classes prove that these are there: a target that lacks classes never spreads so far.
     """
-    healthy = {mode: each for mode in NORM_MODES if (each := entropies.get(mode)) is not None}
+    margin = norm_margin(num_classes)
+    surer = _score(scores, "entropy") < _score(other, "entropy") - margin
+    gains = _score(scores, "mutual_information") > _score(other, "mutual_information") + margin
+    return surer or (gains and _score(scores, "classes_in_use") >= NEARLY_ALL * num_classes)
+
+
+def _score(scores: Scores, name: str) -> float:
+    value = scores.get(name)
+    return float("nan") if value is None else value
+
+
+def preferred_mode(trials: Trials, num_classes: int) -> str:
+    """Choose a norm mode by its scores after a short trial; None stands for a collapse.
+
+    A mode that fits the target more must be better than all that fit it less: `frozen` statistics
+    ignore the target, `mixed` ones share a set with the source, `per_domain` ones are the target's
+    own. If all collapsed, `mixed` needs no excuse.
+    """
+    healthy = {mode: each for mode in NORM_MODES if (each := trials.get(mode)) is not None}
     for mode in reversed(healthy):
-        before = [other for other in healthy if NORM_MODES.index(other) < NORM_MODES.index(mode)]
-        best_before = min((healthy[other] for other in before), default=np.inf)
-        if healthy[mode] < best_before - norm_margin(num_classes):
+        before = [each for name, each in healthy.items() if _fits_less(name, mode)]
+        if all(fits_better(healthy[mode], each, num_classes) for each in before):
             return mode
     return "mixed"
 
 
-def keeps_source(scores: Scores, accuracies: Scores, least: float) -> dict[str, float | None]:
-    """Return the norm modes' scores in the order of `NORM_MODES`; None if a mode lost the source.
+def _fits_less(mode: str, other: str) -> bool:
+    return NORM_MODES.index(mode) < NORM_MODES.index(other)
+
+
+def keeps_source(trials: Trials, least: float) -> dict[str, Scores | None]:
+    """Return the trials in the order of `NORM_MODES`, with None for a mode that lost the source.
 
     A mode is out if its accuracy on held-out source images is below the share `least` of the best
     mode's: the trial compares models that were pretrained differently too.
     """
-    known = [a for mode, a in accuracies.items() if a is not None and scores[mode] is not None]
-    bar = least * max(known, default=0.0)
+    accuracies = {mode: (each or {}).get("source_accuracy") for mode, each in trials.items()}
+    bar = least * max((each for each in accuracies.values() if each is not None), default=0.0)
 
-    def kept(mode: str) -> float | None:
-        accuracy = accuracies.get(mode)
-        return None if accuracy is not None and accuracy < bar else scores[mode]
+    def kept(mode: str) -> Scores | None:
+        accuracy = accuracies[mode]
+        return None if accuracy is not None and accuracy < bar else trials[mode]
 
-    return {mode: kept(mode) for mode in NORM_MODES if mode in scores}
+    return {mode: kept(mode) for mode in NORM_MODES if mode in trials}
 
 
 def pretraining_warning(accuracy: float | None, images: int, num_classes: int) -> str | None:

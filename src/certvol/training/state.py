@@ -21,7 +21,7 @@ from certvol.runs.checkpoint import (
     with_prefix,
     without_prefix,
 )
-from certvol.training.model_choice import ModelChoice
+from certvol.training.model_choice import ModelChoice, Scores
 from certvol.training.step import Stepper
 
 Phase = Literal["pretrain", "trial", "adapt", "done"]
@@ -38,10 +38,8 @@ class Position:
     step: int = 0
     trial: str | None = None
     """The norm mode on trial."""
-    trial_scores: dict[str, float | None] = field(default_factory=dict)
-    """Score of each norm mode tried; None if it collapsed."""
-    trial_accuracies: dict[str, float | None] = field(default_factory=dict)
-    """Accuracy of each on held-out source images, if there are any."""
+    trial_scores: dict[str, Scores | None] = field(default_factory=dict)
+    """Label-free scores of each norm mode tried; None if it collapsed."""
     collapse: list[str] = field(default_factory=list)
     """The signs of collapse for which the guard ended adaptation."""
     changed: float = 1.0
@@ -60,8 +58,8 @@ class Position:
             or self.mode not in modes
             or self.trial not in (None, *modes)
             or not all(isinstance(count, int) and count >= 0 for count in counts)
-            or not _are_scores(self.trial_scores)
-            or not _are_scores(self.trial_accuracies)
+            or not isinstance(self.trial_scores, dict)
+            or not all(_are_scores(each) for each in self.trial_scores.values())
             or not isinstance(self.collapse, list)
             or not isinstance(self.changed, float | int)
             or not isinstance(self.settled, float | int | None)
@@ -70,8 +68,9 @@ class Position:
 
 
 def _are_scores(found: object) -> bool:
-    return isinstance(found, dict) and all(
-        isinstance(score, float | int | None) for score in found.values()
+    return found is None or (
+        isinstance(found, dict)
+        and all(isinstance(score, float | int | None) for score in found.values())
     )
 
 

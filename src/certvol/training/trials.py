@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from certvol.nn import norm
 from certvol.nn.backbones import has_pretrained_weights
 from certvol.progress import percent
-from certvol.scores.validators import keeps_source, norm_margin, preferred_mode
+from certvol.scores.validators import NEARLY_ALL, keeps_source, norm_margin, preferred_mode
+from certvol.scores.validators import Trials as Scored
 from certvol.training.keeper import PRETRAINED
 
 if TYPE_CHECKING:
     from certvol.training.trainer import Trainer
 
-TRIAL_VALIDATOR = "entropy"
 INITIAL, START, START_FROZEN = "initial", "start", "start-frozen"
 
 
@@ -45,8 +45,7 @@ class Trials:
             if mode not in trainer.position.trial_scores:
                 self._run(mode, count)
         scores = trainer.position.trial_scores
-        accuracies = trainer.position.trial_accuracies
-        healthy = keeps_source(scores, accuracies, guard.source_accuracy)
+        healthy = keeps_source(scores, guard.source_accuracy)
         chosen = next(
             mode for mode in self.modes if mode == preferred_mode(healthy, trainer.num_classes)
         )
@@ -57,18 +56,17 @@ class Trials:
         keeper.restore(f"trial-{chosen}", trainer.state)
         position = trainer.position
         position.trial, position.phase = None, "adapt"
-        position.trial_scores, position.trial_accuracies = scores, accuracies
+        position.trial_scores = scores
         keeper.end_trials(chosen, replace=chosen == "frozen")
         trainer.save()
 
     def _run(self, mode: norm.Mode, cycles: int) -> None:
         trainer, keeper = self.trainer, self.trainer.keeper
-        scores, accuracies = trainer.position.trial_scores, trainer.position.trial_accuracies
+        scores = trainer.position.trial_scores
         try:
             self._train(mode, cycles)
             position, last = trainer.position, trainer.choice.last
-            scores[mode] = None if position.collapse else last[TRIAL_VALIDATOR]
-            accuracies[mode] = last["source_accuracy"]
+            scores[mode] = None if position.collapse else dict(last)
             keeper.save_as(f"trial-{mode}", trainer.state)
         except FloatingPointError as error:
             if mode != "frozen":
@@ -76,9 +74,8 @@ class Trials:
             # Nobody asked for this candidate, so it must not end the run.
             trainer.reporter.warn(f"norm mode frozen is left out: {error} no longer finite")
             keeper.restore(START, trainer.state)
-            scores[mode] = accuracies[mode] = None
+            scores[mode] = None
             trainer.position.trial_scores = scores
-            trainer.position.trial_accuracies = accuracies
         trainer.save()
 
     def _train(self, mode: norm.Mode, cycles: int) -> None:
@@ -91,7 +88,6 @@ class Trials:
             position = trainer.position
             position.trial = position.mode = mode
             position.trial_scores = before.trial_scores
-            position.trial_accuracies = before.trial_accuracies
             if not own_start:
                 trainer.start_in_norm_mode()
         if trainer.position.phase == "pretrain":
@@ -102,21 +98,23 @@ class Trials:
             trainer.start_in_norm_mode()
         trainer.adapt(cycles)
 
-    def _in_words(self, chosen: norm.Mode, healthy: dict[str, float | None], cycles: int) -> str:
-        position, words = self.trainer.position, []
-        for mode in healthy:
-            score, accuracy = position.trial_scores[mode], position.trial_accuracies[mode]
-            if score is None:
+    def _in_words(self, chosen: norm.Mode, healthy: Scored, cycles: int) -> str:
+        words, classes = [], self.trainer.num_classes
+        for mode, scores in healthy.items():
+            found = self.trainer.position.trial_scores[mode]
+            if found is None:
                 words.append(f"{mode} collapsed")
-            elif healthy[mode] is None:
-                words.append(
-                    f"{mode} out: {percent(accuracy, 0)} % right on held-out source images"
-                )
+            elif scores is None:
+                accuracy = percent(found["source_accuracy"], 0)
+                words.append(f"{mode} out: {accuracy} % right on held-out source images")
             else:
-                words.append(f"{mode} {score:.3f}")
-        later = "per_domain" if len(self.modes) == 2 else "each"
-        margin = norm_margin(self.trainer.num_classes)
+                words.append(
+                    f"{mode} {found['entropy']:.2f}, {found['mutual_information']:.2f} and "
+                    f"{found['classes_in_use']:.1f}"
+                )
+        later, margin = "per_domain" if len(self.modes) == 2 else "each", norm_margin(classes)
         return (
-            f"norm mode: {chosen} (mean entropy after {cycles} trial cycles: "
-            f"{', '.join(words)}; {later} must be {margin:.2g} lower)"
+            f"norm mode: {chosen} (entropy, mutual information and classes in use after {cycles} "
+            f"trial cycles: {'; '.join(words)}; {later} must have {margin:.2g} less entropy, or "
+            f"{margin:.2g} more mutual information and {NEARLY_ALL * classes:.1f} classes)"
         )
