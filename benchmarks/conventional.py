@@ -113,7 +113,7 @@ class ConventionalLoop:
         )
 
     def cycle(self, steps: int) -> tuple[float, float]:
-        """Label the whole target, plan, train; return its seconds and images labelled per second."""
+        """Label the whole target, plan, train; return seconds and images labelled per second."""
         started = time.perf_counter()
         labels_N, labelled_per_second = self.label()
         self.train(self.plan(labels_N, steps))

@@ -74,7 +74,8 @@ def main() -> None:
             row += [f"{options.batch / seconds:.1f}", f"{first / seconds:.2f}"]
         rows.append(row)
     print_table(
-        f"{options.backbone}, {options.image_size} px, batches of {options.batch}, torch {torch.__version__}, bf16 in "
+        f"{options.backbone}, {options.image_size} px, batches of {options.batch}, "
+        f"torch {torch.__version__}, bf16 in "
         f"hardware: {'yes' if cpu_has_bf16() else 'no'}",
         ["precision", "layout", "trained/s", "factor", "predicted/s", "factor"],
         rows,

@@ -113,7 +113,8 @@ def main() -> None:
     rows = np.concatenate([source, target])
     marked = np.concatenate([numbers[: len(labels)], np.full(len(target), -1)])
     print(
-        f"{len(source)} source rows, {len(target)} target rows, {source.shape[1]} features, {len(names)} classes"
+        f"{len(source)} source rows, {len(target)} target rows, {source.shape[1]} features, "
+        f"{len(names)} classes"
     )
     for name, (make, by_seed, sees_target) in MODELS.items():
         if not any(word in name for word in options.models.split(",")):
@@ -131,7 +132,8 @@ def main() -> None:
             right = 100 * float((fitted.predict(target) == numbers[len(labels) :]).mean())
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"{name:35} seed {seed}: {right:5.1f} %, fit {wall:6.1f} s ({cpu:6.1f} s of CPU), peak {peak:.0f} MB",
+                f"{name:35} seed {seed}: {right:5.1f} %, fit {wall:6.1f} s "
+                f"({cpu:6.1f} s of CPU), peak {peak:.0f} MB",
                 flush=True,
             )
 

@@ -67,7 +67,10 @@ def labelling(bench: Bench) -> Figures:
             ]
             for target in TARGET_SIZES
         ]
-        title = f"images forwarded per cycle of {steps} steps, {TARGET_CLASSES} classes, chunks of {bench.eval_batch} (simulated)"
+        title = (
+            f"images forwarded per cycle of {steps} steps, {TARGET_CLASSES} classes, "
+            f"chunks of {bench.eval_batch} (simulated)"
+        )
         print_table(title, ["target \\ rarest class", *RAREST], rows)
     return {
         "chunk": bench.eval_batch,

@@ -18,7 +18,8 @@ from certvol.cli._console import print_table
 from certvol.data.digits import write_digits
 
 SETTINGS = (
-    "--preset quick --data.image_size 32 --training.pretrain_steps 20 --training.cycles 2 --training.cycle_steps 10 "
+    "--preset quick --data.image_size 32 --training.pretrain_steps 20 "
+    "--training.cycles 2 --training.cycle_steps 10 "
     "--training.labelling full --device cpu"
 ).split()
 

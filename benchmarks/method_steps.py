@@ -1,7 +1,7 @@
 """Compare time and memory of an adaptation step of every method that trains with `basic`.
 
-    OMP_NUM_THREADS=1 python benchmarks/method_steps.py      # small_cnn, 60 images of 16 px, one core
-    python benchmarks/method_steps.py --device cuda          # inception_v3, 128 images of 224 px, bf16
+    OMP_NUM_THREADS=1 python benchmarks/method_steps.py  # small_cnn, 60 images of 16 px, one core
+    python benchmarks/method_steps.py --device cuda      # inception_v3, 128 images of 224 px, bf16
     python benchmarks/method_steps.py --large --only-memory  # the same on a CPU, in fp32
 
 A step is the trainer's, on a batch that is ready: drawing batches, labelling and the looks between

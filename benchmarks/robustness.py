@@ -3,7 +3,8 @@
     for DOMAIN in amazon dslr webcam; do
         certvol extract $DATA/office-31/$DOMAIN --backbone inception_v3 --weights W.safetensors \
             --data.image_size 224 --out features/inc_$DOMAIN.npz
-    done    # office-caltech: inc_oc_amazon, inc_caltech, inc_oc_dslr, inc_oc_webcam; resnet50_v1: rn_*
+    done    # office-caltech: inc_oc_amazon, inc_caltech, inc_oc_dslr, inc_oc_webcam;
+            # resnet50_v1: rn_*
     python benchmarks/robustness.py --features features --out robustness --seeds 0,1,2 --jobs 2
     python benchmarks/robustness.py --out robustness --only 'digits/*/partial/*'
     python benchmarks/robustness.py --features features --out robustness \
@@ -131,7 +132,7 @@ def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def settings_of(cell: Cell) -> tuple[str, dict[str, Any]]:
-    """Return the preset of a run and its settings, without those that this version does not have."""
+    """Return the preset of a run and its settings, without those that this version lacks."""
     from certvol import methods
     from certvol.benchmark.suites import find_suite
     from certvol.settings import list_settings
@@ -183,7 +184,10 @@ def table(lines: Iterable[Mapping[str, Any]]) -> str:
         groups.setdefault(data, {}).setdefault((condition, variant), []).append(line)
     parts = []
     for data, rows in groups.items():
-        head = "| condition | variant | runs | before | after | gain | worst task | kept pretrained | CPU s |"
+        head = (
+            "| condition | variant | runs | before | after | gain | worst task | kept pretrained "
+            "| CPU s |"
+        )
         parts += [f"### {data}", "", head, "|---|---|--:|--:|--:|--:|---|--:|--:|"]
         order = list(CONDITIONS)
         for (condition, variant), found in sorted(
@@ -195,7 +199,7 @@ def table(lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _row(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Average over the runs; the worst task is that with the least gain, each by its mean over seeds."""
+    """Average over the runs; the worst task has the least gain in the mean over seeds."""
     gains: dict[str, list[float]] = {}
     for line in lines:
         task = line["key"].split("/")[1]

@@ -34,7 +34,7 @@ class Part:
     source: Rows
     target: Rows
     scored: Rows
-    """The target rows that accuracy is measured on; fewer than `target` if some are of unknown classes."""
+    """The target rows that accuracy is measured on: all but those of unknown classes."""
 
 
 def full(source: Labels, target: Labels, rng: np.random.Generator) -> Part:

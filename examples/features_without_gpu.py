@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Adapting feature vectors without a GPU
 #
-# Labels for one measuring device, none for another: the rows of both come from scikit-learn's handwritten digits (64 numbers
-# each), and the second device is made by hand. Run it as a script, or cell by cell in an editor that knows `# %%`.
+# One measuring device has labels, another has none. The rows of both come from scikit-learn's
+# handwritten digits (64 numbers each); the second device is simulated. Run this as a script, or
+# cell by cell in an editor that knows `# %%`.
 
 # %%
 import time
@@ -17,8 +18,8 @@ from sklearn.semi_supervised import SelfTrainingClassifier
 from certvol.sklearn import BasicClassifier, CORALClassifier, CVPClassifier, JDAClassifier
 
 # %% [markdown]
-# The shift: the second device blurs along the rows, every one of its 64 sensors has a gain and an offset of its own, and it is
-# noisy.
+# The shift: the second device blurs along the rows, each of its 64 sensors has its own gain and
+# offset, and it adds noise.
 
 # %%
 rng = np.random.default_rng(0)
@@ -64,8 +65,8 @@ for name, model in models.items():
     print(f"{name:35} {100 * accuracy[name]:5.1f} %   {time.perf_counter() - started:5.1f} s")
 
 # %% [markdown]
-# `certainty` is sigma, the width of the Gaussian around each row: the wider, the surer. Keep the surer half, look at the rest
-# yourself.
+# `certainty` is sigma, the width of the Gaussian around each row: the wider, the more certain. Keep
+# the more certain half, and look at the rest yourself.
 
 # %%
 cvp = models["CVPClassifier"]
@@ -73,5 +74,6 @@ sigma = cvp.certainty(X_target)
 right = cvp.predict(X_target) == y_target
 sure = sigma >= np.median(sigma)
 print(
-    f"accuracy of the surer half {100 * right[sure].mean():.1f} %, of the other {100 * right[~sure].mean():.1f} %"
+    f"accuracy of the surer half {100 * right[sure].mean():.1f} %, "
+    f"of the other {100 * right[~sure].mean():.1f} %"
 )

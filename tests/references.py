@@ -97,7 +97,10 @@ def class_confusion(logits_NC: Tensor, temperature: float) -> float:
         for a in range(classes)
     ]
     return sum(
-        confusion[a][b] / sum(confusion[a]) for a in range(classes) for b in range(classes) if a != b
+        confusion[a][b] / sum(confusion[a])
+        for a in range(classes)
+        for b in range(classes)
+        if a != b
     ) / classes  # fmt: skip
 
 

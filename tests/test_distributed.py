@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from certvol.distributed import Team
 from support.images import tiny
 
-# The conditions under which a batch split over processes is the same batch: nothing random per process, no batch statistics.
+# A batch split over processes is the same batch if nothing is random per process and there are no
+# batch statistics.
 SAME = tiny(
     model__norm="frozen",
     model__dropout=0.0,

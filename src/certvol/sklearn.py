@@ -330,7 +330,7 @@ class CORALClassifier(_TargetClassifier):
 
 
 class JDAClassifier(_TargetClassifier):
-    """Joint distribution adaptation: project both domains together, label by the nearest source row.
+    """Joint distribution adaptation: project both domains, label by the nearest source row.
 
     In the projection, the means of the domains and of their classes agree.
 
@@ -385,7 +385,7 @@ def _fault(setting: Setting, value: Any) -> str | None:
 
 
 def _learning_rate(source_SD: Array) -> float:
-    """Scale by the mean squared length of a row: a linear classifier is then stable in any dimension."""
+    """Scale rows by their mean squared length, which keeps a linear classifier stable."""
     mean = float((source_SD**2).sum(axis=1).mean())
     return float(min(LARGEST_RATE, RATE / max(mean, 1e-12)))
 

@@ -23,7 +23,8 @@ for line in sys.stdin:
     run, code = Path(run), 0
     tries = run.parent / (run.name + ".tries")
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
-    print("gpu", os.environ.get("CUDA_VISIBLE_DEVICES"), "threads", os.environ.get("OMP_NUM_THREADS"), file=sys.stderr)
+    gpu, threads = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"))
+    print("gpu", gpu, "threads", threads, file=sys.stderr)
     what = Path(source).name
     if what == "fails":
         print("certvol: the reason is this", file=sys.stderr)
@@ -38,7 +39,8 @@ for line in sys.stdin:
     if what == "stopped" or what == "stopped once" and len(tries.read_text()) == 1:
         code = 143
     if what == "waits":
-        signal.signal(signal.SIGTERM, lambda *_: (run.with_suffix(".saved").write_text(""), sys.exit(143)))
+        saved = run.with_suffix(".saved")
+        signal.signal(signal.SIGTERM, lambda *_: (saved.write_text(""), sys.exit(143)))
         run.with_suffix(".waits").write_text("")
         time.sleep(60)
     if code == 0:

@@ -273,7 +273,7 @@ def test_features_are_extracted_once(config: DataConfig) -> None:
     [
         ("features.bin", lambda data: data + b"half a row", [(8, 10)]),
         ("journal.jsonl", lambda data: data + b'{"rows"', [(8, 10)]),
-        # A line without its end: the next one would be written behind it, and neither could be read.
+        # The next line would be written behind one without its end; neither could be read.
         ("journal.jsonl", lambda data: data[:-1], [(4, 8), (8, 10)]),
         ("features.bin", lambda data: data[: 5 * 24], [(4, 8), (8, 10)]),
     ],

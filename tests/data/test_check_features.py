@@ -112,7 +112,8 @@ def test_imbalance_names_and_target_labels_of_features_are_reported(tmp_path: Pa
 def test_a_file_of_features_beside_a_folder_is_an_error(tmp_path: Path) -> None:
     report = check(written(tmp_path, "source"), write_domain(tmp_path / "images"), CONFIG)
     assert texts(report, "error") == [
-        f"{tmp_path}/source.npz holds features, but the other domain is not a .npz file; use features for both"
+        f"{tmp_path}/source.npz holds features, but the other domain is not a .npz file; "
+        "use features for both"
     ]
     assert sum(report.source_counts.values()) == 12
 

@@ -71,7 +71,8 @@ from certvol.data.folders import scan
 from dataclasses import replace
 decode_pool._PROCESSES_FROM, decode_pool.cores, decoding.decode = 1, lambda: 2, None
 listing = replace(scan("images"), root=Path("images"))
-read = [image for group in decode_pool.read_images(listing, 8, DataConfig(workers=2)) for image in group]
+config = DataConfig(workers=2)
+read = [image for group in decode_pool.read_images(listing, 8, config) for image in group]
 os._exit(42 if len(read) == 40 and all(image.pixels is not None for image in read) else 1)
 """
     command = [sys.executable, "-c", script]
@@ -91,7 +92,8 @@ def test_a_script_without_a_main_guard_runs_once(images: Path, tmp_path: Path) -
         "from certvol.data import decode_pool, decoding\n"
         "from certvol.data.folders import scan\n"
         "decode_pool._PROCESSES_FROM, decode_pool.cores, decoding.decode = 1, lambda: 2, None\n"
-        f"print(sum(len(group) for group in decode_pool.read_images(scan({str(images)!r}), 8, DataConfig(workers=2))))\n"
+        f"listing, config = scan({str(images)!r}), DataConfig(workers=2)\n"
+        "print(sum(map(len, decode_pool.read_images(listing, 8, config))))\n"
     )
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60

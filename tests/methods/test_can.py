@@ -106,8 +106,8 @@ def test_clusters_that_have_drifted_are_matched_back_to_the_classes() -> None:
     angles = torch.tensor([20.0] * 3 + [46.0]).deg2rad()  # from class 0 to class 1
     features[10:14, 0], features[10:14, 1] = angles.cos(), angles.sin()
     features[14:] = centres[2:]
-    # The ten rows draw the first centre away from class 0; the three rows near class 0 then join the
-    # second centre and draw it to class 0.
+    # The ten rows draw the first centre away from class 0; the three rows near class 0 then join
+    # the second centre and draw it to class 0.
     survey = dataclasses.replace(
         make_survey(method, len(features)), features_ND=features, source_centres_CD=centres
     )

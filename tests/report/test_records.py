@@ -63,7 +63,8 @@ def test_a_method_without_sigma_is_ordered_by_probability(tmp_path: Path) -> Non
 
 
 FILES = (
-    "environment.json history.jsonl timing.jsonl cycles/scores.jsonl metrics.json measures.csv evaluation.json "
+    "environment.json history.jsonl timing.jsonl cycles/scores.jsonl metrics.json measures.csv "
+    "evaluation.json "
     "features.safetensors predictions.csv model.safetensors"
 )
 

@@ -1,4 +1,4 @@
-"""Drive Debian's chromium by the DevTools protocol over a pipe: no driver, port or package is needed."""
+"""Drive Debian's chromium by the DevTools protocol over a pipe, without driver, port or package."""
 
 import base64
 import contextlib
@@ -19,7 +19,8 @@ from certvol.report import page
 from support.made_runs import MadeRun
 
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update "
+    "--headless --no-sandbox --disable-gpu "
+    "--disable-background-networking --disable-component-update "
     "--disable-sync --disable-dev-shm-usage --no-first-run --no-default-browser-check "
     "--disable-extensions --disable-default-apps --hide-scrollbars --mute-audio "
     "--disable-features=Translate,OptimizationHints,MediaRouter --remote-debugging-pipe"
@@ -140,7 +141,10 @@ class Browser:
 
     def choose(self, selector: str, value: str) -> None:
         """Set a slider, a list or a text field as a user does."""
-        events = "for (const name of ['input', 'change']) e.dispatchEvent(new Event(name, {bubbles: true}));"
+        events = (
+            "for (const name of ['input', 'change']) "
+            "e.dispatchEvent(new Event(name, {bubbles: true}));"
+        )
         self.one(selector, f"{{ e.value = {json.dumps(value)}; {events} }}")
         self.run(TWO_FRAMES)
 

@@ -1,4 +1,4 @@
-"""Draw hostile input. The examples are the same in every run; CERTVOL_FUZZ=20 tries 20 times as many new ones."""
+"""Draw hostile input: the same in every run, or 20 times as many new ones with CERTVOL_FUZZ=20."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Runs on frozen features, from images and from files of features, by the command line's own ways."""
+"""Runs on frozen features, from images and from files of features, by the command line."""
 
 import json
 from pathlib import Path

@@ -44,7 +44,8 @@ def test_which_batches_are_balanced(
 def test_methods_whose_losses_compare_domains_use_plain_batches() -> None:
     plain = {name for name, method in discover().items() if method.batches == "plain"}
     assert plain >= {
-        "cdan", "dan", "dann", "deep_coral", "mcc", "mstn", "rsda_dann", "rsda_mstn", "self_ensembling", "symnets"
+        "cdan", "dan", "dann", "deep_coral", "mcc", "mstn",
+        "rsda_dann", "rsda_mstn", "self_ensembling", "symnets"
     }  # fmt: skip
     assert not plain & {"basic", "can", "cvp", "ubr2s", "ufal"}
 

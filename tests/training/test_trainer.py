@@ -1,4 +1,4 @@
-"""Whole runs on tiny images: what they leave, and that it depends on nothing it should not depend on."""
+"""Whole runs on tiny images: what they leave, and what it does not depend on."""
 
 import csv
 import json
@@ -35,8 +35,9 @@ def test_a_run_leaves_its_documented_files(folders: tuple[Path, Path], tmp_path:
     run = certvol.adapt(source, target, out=tmp_path / "run", **tiny())
     folder = run.path
     for name in (
-        "config.yaml environment.json history.jsonl timing.jsonl pretrained.safetensors model.safetensors predictions.csv "
-        "metrics.json checkpoint/latest.json cycles/scores.jsonl measures.csv evaluation.json features.safetensors"
+        "config.yaml environment.json history.jsonl timing.jsonl pretrained.safetensors "
+        "model.safetensors predictions.csv metrics.json checkpoint/latest.json "
+        "cycles/scores.jsonl measures.csv evaluation.json features.safetensors"
     ).split():
         assert (folder / name).exists(), name
     history = lines(folder / "history.jsonl")

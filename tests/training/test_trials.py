@@ -1,4 +1,4 @@
-"""The trial of norm modes with pretrained weights: `frozen` is tried too, after its own pretraining."""
+"""The trials of norm modes with pretrained weights: `frozen` has a pretraining of its own."""
 
 import json
 from pathlib import Path

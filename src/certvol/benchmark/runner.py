@@ -264,5 +264,5 @@ def _resolve_configs(request: Request, suite: Suite, methods: Methods) -> dict[s
 
 
 def _without_training(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the settings that a suite with own images has for them; the lengths come from the preset."""
+    """Return a suite's settings for its own images; the preset sets how long runs are."""
     return {name: value for name, value in settings.items() if not name.startswith("training.")}

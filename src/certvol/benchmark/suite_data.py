@@ -81,7 +81,7 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
 
 
 def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> dict[str, Path]:
-    """Make the suite's own images and links to renamed classes; return the folders that runs get."""
+    """Make the suite's own images and links to renamed classes; return the runs' folders."""
     if suite.own_images is not None:
         folders = [domain.folder for domain in located.values()]
         suite.own_images.write(folders[0].parent, [folder.name for folder in folders])

@@ -66,7 +66,7 @@ class Survey:
     stage: int
     generator: torch.Generator
     source_features_SD: Tensor | None = None
-    """Features of all source images that are trained on, for a pseudo-label rule that `uses_source`."""
+    """Features of all source images in training, for a pseudo-label rule that `uses_source`."""
     source_labels_S: Tensor | None = None
     fixed_features: bool = False
     """True: all features are the same in every cycle of the run."""

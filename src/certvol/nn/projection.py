@@ -64,7 +64,7 @@ class Projection(nn.Module):
 def fit_projection(
     domains: Sequence[Features], dims: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the buffers of a projection onto the principal directions of the domains' test views."""
+    """Return the buffers of a projection onto the domains' principal directions in test views."""
     parts = []
     for features_NVD, rows_N in domains:
         order = torch.randperm(len(rows_N), generator=generator)[:MOST_ROWS].numpy()

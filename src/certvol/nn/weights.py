@@ -77,7 +77,8 @@ def _read_pickle(path: Path) -> Any:
         if isinstance(error, pickle.UnpicklingError) and "lobal" in str(error):
             raise UserError(
                 f"{path} holds more than tensors; reading it would execute code from the file. "
-                "Save the tensors alone (model.state_dict(), best as .safetensors) and give that file"
+                "Save the tensors alone (model.state_dict(), best as .safetensors) and give "
+                "that file"
             ) from None
         raise UserError(
             f"{path} is damaged or not a weights file ({first_line(error)}); expected "

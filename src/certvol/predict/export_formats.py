@@ -31,7 +31,7 @@ class Exporter:
     write: "Callable[[ExportedProgram, dict[str, Any]], bytes]"
     """Returns the content of the file, from the program and the metadata."""
     run: "Callable[[bytes, Tensor], list[NDArray[np.float32]]]"
-    """Returns the outputs of the file's content for some inputs, to compare them with the model's."""
+    """Runs the file's content on inputs, to compare its outputs with the model's."""
     check: Callable[[], None] = lambda: None
     """Raises UserError if a package that the format needs is missing."""
 

@@ -1,6 +1,7 @@
 """The kinds of chart in a report, as plain data.
 
-assets/charts.js draws them on the page, paper_figures.py for papers. A chart without content is left out.
+assets/charts.js draws them on the page, paper_figures.py for papers. A chart without content is
+left out.
 """
 
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ class Chart:
         return not self.table()[1]
 
     def table(self) -> Table:
-        """Return the head and rows of a table with the chart's numbers, which screen readers read."""
+        """Return head and rows of a table of the chart's numbers, for screen readers."""
         raise NotImplementedError
 
     def data(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""t-SNE of the target's features before and after adaptation, laid out so that the two can be compared."""
+"""t-SNE of the target's features before and after adaptation, laid out for comparison."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -28,8 +28,8 @@ def embed(features: Features, seed: int = 0) -> Embedding:
 
     before, after = features.pretrained_nD, features.adapted_nD
     same = before.shape == after.shape and np.array_equal(before, after)
-    # One thread each: on a busy machine, the threads of scikit-learn wait for each other by spinning,
-    # which makes it ten times slower. OpenMP needs the limit in every thread.
+    # One thread each: scikit-learn's threads wait for each other by spinning, which makes it ten
+    # times slower on a busy machine. OpenMP needs the limit in every thread.
     one_thread = partial(threadpool_limits, limits=1, user_api="openmp")
     with threadpool_limits(1), ThreadPoolExecutor(2, initializer=one_thread) as pool:
         parts = [before] if same else [before, after]
@@ -66,6 +66,6 @@ def _scaled(points_n2: Points) -> Points:
 
 
 def rotate_onto(points_n2: Points, like_n2: Points) -> Points:
-    """Rotate or mirror a layout, which does not matter to t-SNE, so that images keep their place."""
+    """Rotate or mirror a layout so that images keep their place; t-SNE does not fix either."""
     left, _, right = np.linalg.svd(points_n2.T @ like_n2)
     return _scaled(points_n2 @ (left @ right))

@@ -1,7 +1,7 @@
 """The figures of a run's report.
 
-To add a figure, write a function that turns a record into a chart, and list it in `SECTIONS`: the page
-and the figures for papers then both show it. Charts without content are left out.
+To add a figure, write a function that turns a record into a chart, and list it in `SECTIONS`: the
+page and the figures for papers then both show it. Charts without content are left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -214,8 +214,8 @@ def sigma_over_time(record: Record) -> Lines:
     return sigma_chart(
         [history_line(record, f"sigma_{side}", side, side) for side in ("source", "target")],
         adaptation_mark(record),
-        "Median sigma of the images in a batch, by domain. A wide sigma means a sure prediction, so "
-        "sigma grows while the model learns.",
+        "Median sigma of the images in a batch, by domain. A wide sigma means a sure prediction, "
+        "so sigma grows while the model learns.",
     )
 
 

@@ -18,10 +18,11 @@ def write_report(
     target: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Path:
-    """Write RUN/report.html, or `out`. `target`: the folder of the target images, if it was moved."""
+    """Write RUN/report.html, or `out`. `target` is the target folder, if it was moved."""
     if target is not None and not Path(target).is_dir():
         raise UserError(
-            f"--target {printable(str(target))} is not a folder; give the one with the target images"
+            f"--target {printable(str(target))} is not a folder; "
+            "give the one with the target images"
         )
     record = run if isinstance(run, Record) else read_record(run)
     page = run_page(record, reporter, None if target is None else Path(target))

@@ -1,7 +1,7 @@
 """Read what a run left on disk.
 
-Records of old, unfinished and damaged runs can be read too: a missing or damaged file removes only the
-parts of the report that need it, and `Record.notes` says so.
+Records of old, unfinished and damaged runs can be read too: a missing or damaged file removes only
+the parts of the report that need it, and `Record.notes` says so.
 """
 
 import csv
@@ -78,7 +78,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The folder's name; for a benchmark's run, named by its seed, also those above: F-R/cvp/0."""
+        """The folder's name; for a benchmark's run also task and method: F-R/cvp/0."""
         parts = self.path.parts[-3:] if self.path.name.isdecimal() else self.path.parts[-1:]
         return printable("/".join(parts) or str(self.path))
 

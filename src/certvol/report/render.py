@@ -1,7 +1,8 @@
 """Turn a template and its data into one page that needs no network and no other file.
 
-Three defences keep the name of a file or class from running as code: Jinja escapes the markup, `json_block`
-escapes the data, and the policy in the page's head allows only our own script and no requests.
+Three defences keep the name of a file or class from running as code: Jinja escapes the markup,
+`json_block` escapes the data, and the policy in the page's head allows only our own script and no
+requests.
 """
 
 import base64

@@ -1,6 +1,7 @@
-"""Small pictures of many images, in sheets of about 200: a page decodes a sheet only when it shows it.
+"""Small pictures of many images, in sheets of about 200. A page decodes only sheets that it shows.
 
-A thumbnail is squashed to a square cell. Its true shape is kept beside it, and the page stretches it back.
+A thumbnail is squashed to a square cell. Its true shape is kept beside it, and the page stretches
+it back.
 """
 
 import base64
@@ -106,7 +107,7 @@ def _cell_size(root: Path, paths: Sequence[str], max_megapixels: float) -> int:
 
 
 def _read(root: Path, path: str, max_megapixels: float) -> bytes:
-    """Read an image below `root` only: the table may come from elsewhere, and others see the page."""
+    """Read only images below `root`: the table may be a stranger's, and others see the page."""
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\0" in path:
         raise UnreadableImage("leads out of the folder")

@@ -34,7 +34,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "authors": (
-        "the authors' released settings with mixed statistics; no held-out images, the guard only warns",
+        "the authors' released settings with mixed statistics; no held-out images, the guard "
+        "only warns",
         {
             **PUBLISHED,
             "method.num_samples": 32,

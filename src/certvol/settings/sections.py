@@ -223,8 +223,8 @@ class TrainingConfig:
     )
     batches: Literal["auto", "balanced", "plain"] = setting(
         "auto",
-        help="balanced: equally many images per class and pseudo-class; plain: images as they come; "
-        "auto: as in the method's paper.",
+        help="balanced: equally many images per class and pseudo-class; plain: images as they "
+        "come; auto: as in the method's paper.",
     )
     teacher: float = setting(
         0.0,
@@ -259,7 +259,7 @@ class GuardConfig:
     spread: float = setting(
         0.6,
         at_least=0,
-        help="Collapsed if predictions use fewer classes than this share of the pretrained model's.",
+        help="Collapsed if predictions use less than this share of the pretrained model's classes.",
     )
     source_accuracy: float = setting(
         0.75,

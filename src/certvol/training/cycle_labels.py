@@ -66,7 +66,7 @@ class CycleLabels:
         trainer.keeper.note_time({"cycle": cycle, "labelled": pools.labelled, "seconds": seconds})
 
     def _label_target(self, cycle: int) -> Indices:
-        """Label all target images: in every cycle, or once per stage if a method has several stages.
+        """Label all target images in every cycle, or once per stage if a method has several.
 
         A new stage starts from the pretrained weights, with the labels of the stage before.
         """

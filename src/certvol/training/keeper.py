@@ -1,6 +1,7 @@
 """Keep what training leaves: states to resume from, weights of chosen cycles, history and scores.
 
-The training loop knows only `Keeper`, which keeps everything in memory. `RunKeeper` writes a run folder.
+The training loop knows only `Keeper`, which keeps everything in memory. `RunKeeper` writes a run
+folder.
 """
 
 import time
@@ -35,7 +36,7 @@ NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, 
 
 
 class Keeper:
-    """Keeps weights in memory, and neither states nor history; trials of norm modes need a run folder."""
+    """Keeps weights in memory, but no states, history or trials: these need a run folder."""
 
     how_to_resume = ""
     last_good_state = ""
@@ -257,7 +258,7 @@ class RunKeeper(Keeper):
 
 
 def delivered_tensors(method: AdaptationMethod) -> dict[str, Tensor]:
-    """Copy the weights that would be delivered, the teacher's if there is one, without a frozen backbone."""
+    """Copy the weights that would be delivered: the teacher's if any, without a frozen backbone."""
     with method.teacher.in_charge() if method.teacher else nullcontext():
         return {
             name: tensor.clone()

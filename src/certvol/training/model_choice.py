@@ -46,7 +46,7 @@ GUARD_VALIDATOR = "mutual_information"  # chooses among the healthy cycles after
 
 
 class Watch:
-    """The watched images: some of the target, and some of the source images held out of training."""
+    """Some target images and some held-out source images, which every cycle's model predicts."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Watch:
         self.source_images = mixed[: max(1, images // 2)]
 
     def predict(self, domain: int, images_N: Indices, norm_domain: int) -> Outputs:
-        """Predict with the statistics of `norm_domain`; FloatingPointError if they are not finite."""
+        """Predict with the statistics of `norm_domain`; FloatingPointError if not finite."""
         share_N = images_N[self.team.share(len(images_N))]
         size = evaluation_batch(self.views.device)
         batches = self.views.test_batches(domain, share_N, size)
@@ -78,7 +78,7 @@ class Watch:
         return self.predict(TARGET, self.target_images, norm_domain)
 
     def surveyed(self, survey: Survey) -> Outputs:
-        """Return what `target` does for the model that made the survey, without running it again."""
+        """Return what `target` returns, from a survey instead of another pass over the images."""
         device = survey.probabilities_NC.device
         rows = torch.from_numpy(self.target_images).to(device)
         with evaluating(self.method, TARGET), mixed_precision(device, self.bf16):
@@ -139,7 +139,7 @@ class Delivery:
 
 
 class ModelChoice:
-    """Watches the label-free scores of every cycle, and remembers the best healthy cycle by each validator.
+    """Remembers the best healthy cycle by each validator, and delivers a model.
 
     Among equals the newest cycle is the best: a score may have reached its maximum.
     """
@@ -159,11 +159,12 @@ class ModelChoice:
         self.best: dict[str, tuple[int, float]] = {}
         """Best cycle and its score by validator; a higher score is better."""
         self.sum_NC: NDArray[np.float32] | None = None
-        """For `ensv`: the probabilities of all cycles, added up; `best_NC`: those of its best cycle."""
+        """For `ensv`: the sum of all cycles' probabilities."""
         self.best_NC: NDArray[np.float32] | None = None
+        """For `ensv`: the probabilities of its best cycle."""
 
     def look(self, cycle: int, scores: Scores, probabilities_NC: NDArray[np.float32]) -> list[str]:
-        """Return the validators by which this cycle is the best so far; none if it has collapsed."""
+        """Return the validators by which this cycle is best so far; none after a collapse."""
         self.last = scores
         if self.signs_of_collapse():
             self.collapsed_in_a_row += 1

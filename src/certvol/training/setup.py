@@ -1,4 +1,4 @@
-"""Prepare the training of a run: open its inputs, build its network and method, check its settings."""
+"""Prepare a run's training: open its inputs, build its network and method, check its settings."""
 
 import time
 import warnings
@@ -84,7 +84,7 @@ class Trained:
 
 
 class Job:
-    """The training of one run. Building it writes nothing, so a mistake in the settings leaves nothing behind."""
+    """The training of one run. Its constructor writes nothing, so wrong settings leave no files."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ SETTLED_CYCLES = 2  # in a row that must change few labels
 
 @dataclass
 class Position:
-    """Where a run stands. `cycle` counts finished cycles of the phase, `step` steps of the next one."""
+    """Where a run stands: `cycle` finished cycles of the phase, and `step` steps of the next."""
 
     phase: Phase = "pretrain"
     mode: norm.Mode = "mixed"
@@ -43,7 +43,7 @@ class Position:
     collapse: list[str] = field(default_factory=list)
     """The signs of collapse for which the guard ended adaptation."""
     changed: float = 1.0
-    """Share of the watched target images that the newest cycle predicts otherwise than the one before."""
+    """Share of the watched target images whose prediction the newest cycle changed."""
     steady: int = 0
     """Cycles in a row that changed few labels."""
     settled: float | None = None
@@ -113,7 +113,7 @@ class RunState:
         return State(tensors, {"position": position, "choice": self.choice.facts()})
 
     def restore(self, state: State) -> None:
-        """Go back to a checkpoint; KeyError, TypeError, ValueError and the like if it is not one of this run."""
+        """Go back to a checkpoint; KeyError, ValueError or the like if it is of another run."""
         self.position = Position(**state.facts["position"])
         self.position.check()
         self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))

@@ -39,7 +39,7 @@ class _Losses(nn.Module):
 class Stepper:
     """Holds the optimiser and takes steps.
 
-    With several processes, each trains on its share of the batch's source rows and of its target rows.
+    With several processes, each trains on its share of a batch's source rows and target rows.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Stepper:
         return {name: term.detach() for name, term in terms.items()}
 
     def _losses(self, adapting: bool) -> nn.Module:
-        """Return one module per phase: `static_graph` wants the same networks in use at every step."""
+        """Return one module per phase: `static_graph` needs the same networks at every step."""
         if adapting not in self.phase_losses:
             losses: nn.Module = _Losses(self.method)
             if self.team.size > 1:

@@ -1,4 +1,4 @@
-"""Pretraining on the source, then adaptation in cycles: label the target, train, look at the result.
+"""Pretrain on the source, then adapt in cycles: label the target, train, look at the result.
 
 The trainer knows a method and a pseudo-label rule only by their protocols, the target only as
 unlabelled images, and files not at all: a `Keeper` saves what must be saved. All randomness is a

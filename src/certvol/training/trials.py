@@ -1,4 +1,4 @@
-"""The trial of norm modes for `model.norm auto`: run the first cycles in each, continue from the best.
+"""Trials for `model.norm auto`: run the first cycles in each norm mode, continue from the best.
 
 `mixed` and `per_domain` start from the same pretrained model. If the backbone has pretrained
 weights, `frozen` is tried too. That trial pretrains again, from the weights that the run started

@@ -97,7 +97,7 @@ def _drawn(seed: int, everything: bool, shuffled: bool = True) -> np.ndarray:
 
 
 def _statistics(draws: list[np.ndarray], members: np.ndarray) -> tuple[float, float]:
-    """Return chi-square against uniform draws: of the first slot, and of pairs in the first step."""
+    """Return chi-square against uniform draws of the first slot and of the first step's pairs."""
     place = {int(image): number for number, image in enumerate(members)}
     first, pairs = np.zeros(len(members)), np.zeros((len(members), len(members)))
     for draw in draws:

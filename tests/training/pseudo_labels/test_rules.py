@@ -31,7 +31,7 @@ def make_rule(name: str, **settings: object) -> PseudoLabelRule:
 def make_survey(
     counts: list[int], noise: float = 0.5, dims: int = DIMS, seed: int = 0
 ) -> tuple[Survey, Tensor]:
-    """Make a shifted target with `counts` images per class, a classifier that errs, and the truth."""
+    """Make a shifted target of `counts` images per class, an erring classifier, the truth."""
     generator = torch.Generator().manual_seed(seed)
     means_CD = torch.randn(CLASSES, dims, generator=generator) * 3
     labels_S = torch.arange(CLASSES).repeat_interleave(20)

@@ -5,8 +5,8 @@ labels in `labels`. The trainer then labels only as many images as a cycle draws
 compares images sets `labels_whole_target`: before every cycle, `label_target` gets the features and
 probabilities of all target images, and with `uses_source` those of the source too.
 
-With several processes, chunks are shared out; `label_target` runs in each process on the same input,
-and the labels of the first one count.
+With several processes, each labels its share of the chunks. `label_target` runs in every process on
+the same input, and the labels of the first one count.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ class Chunk:
 class PseudoLabelRule:
     """Labels target images by the present model only.
 
-    What a rule keeps from cycle to cycle must follow from the run's inputs, as a resumed run lacks it.
+    A resumed run does not have what a rule kept from earlier cycles, so a rule may keep only what
+    follows from the run's inputs.
     """
 
     summary: ClassVar[str]

@@ -26,7 +26,7 @@ class Neighbours:
         return Neighbours(self.rows_NK[:, :k])
 
     def add_up(self, values_NC: Tensor) -> Tensor:
-        """Sum values over neighbours: W V, where W_ij is 1 for mutual neighbours and 1/2 for others."""
+        """Sum values over neighbours: W V; W_ij is 1 for mutual neighbours, 1/2 for others."""
         sums_NC = torch.zeros_like(values_NC)
         for rows_N in self.rows_NK.T:
             sums_NC += values_NC[rows_N]

@@ -1,4 +1,4 @@
-"""Label target images with a rule, by the model in evaluation; all processes of a team share the work."""
+"""Label target images with a rule and the model in evaluation. All processes share the work."""
 
 import math
 from collections.abc import Callable, Iterator

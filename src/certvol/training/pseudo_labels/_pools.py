@@ -1,9 +1,9 @@
 """Label only the target images that a cycle will draw.
 
-The target is labelled in a fresh random order, and each image goes into the pool of its label, until
-every pool has what the cycle needs. The first n images of a pool are a uniform draw from all images
-with that label, so batches are distributed as if everything had been labelled. A pool that is still
-empty when the whole target is labelled proves that the class is absent.
+The target is labelled in a fresh random order, and each image goes into the pool of its label,
+until every pool has what the cycle needs. The first n images of a pool are a uniform draw from all
+images with that label, so batches are distributed as if everything had been labelled. A pool that
+is still empty when the whole target is labelled proves that the class is absent.
 """
 
 from collections.abc import Callable
