@@ -136,7 +136,7 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
 
 def _run_to_end(job: Job) -> Run:
     started, run, team = time.monotonic(), job.run, job.team
-    # The caller's random numbers stay as they are, at least on the CPU.
+    # Restore the caller's random state afterwards, at least on the CPU.
     with torch.random.fork_rng(devices=[]), job.memory_explained():
         trained = job.train()
         model, delivery = trained.model, trained.delivery

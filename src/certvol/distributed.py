@@ -24,7 +24,7 @@ class Team:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes the files."""
+        """True in the process that writes the files."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:

@@ -226,7 +226,7 @@ class _NetworkClassifier(_TargetClassifier):
 
 
 class CVPClassifier(_NetworkClassifier):
-    """Certainty Volume Prediction on features; `certainty` returns sigma, large where it is sure.
+    """Certainty Volume Prediction on features; `certainty` returns sigma, large for certain rows.
 
     num_samples : M, samples of the Gaussian around each row
     samples_weight : alpha, weight of their cross-entropy

@@ -122,13 +122,13 @@ def test_an_image_size_that_a_backbone_cannot_take_is_an_error(name: str, size: 
     ],
 )
 def test_an_unknown_name_gets_the_nearest(wrong: str, near: str) -> None:
-    with pytest.raises(UserError, match=f"no backbone `{wrong}`.*{near}"):
+    with pytest.raises(UserError, match=f"unknown backbone `{wrong}`.*{near}"):
         describe(wrong, None)
 
 
 @pytest.mark.parametrize("wrong", ["", "/", "hf-hub:timm/resnet18", "zzzzzzzzzzzzz", "../../etc"])
 def test_invalid_names_are_errors(wrong: str) -> None:
-    with pytest.raises(UserError, match="no backbone"):
+    with pytest.raises(UserError, match="unknown backbone"):
         create_backbone(wrong, "none", None)
 
 

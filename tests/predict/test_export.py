@@ -240,7 +240,9 @@ def test_mistakes_are_explained_in_one_sentence(
         assert "Traceback" not in error
         return error
 
-    assert "no format `tflite`" in refused(str(root / "run"), "--format", "tflite", "--out", out)
+    assert "unknown format `tflite`" in refused(
+        str(root / "run"), "--format", "tflite", "--out", out
+    )
     assert "holds no run" in refused("nowhere", "--format", "torch", "--out", out)
     assert "--out" in refused(str(root / "run"), "--format", "torch")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

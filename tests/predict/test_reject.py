@@ -98,7 +98,7 @@ def test_stored_thresholds_agree_with_coverage(root: Path) -> None:
         (["--min-certainty", "nan"], "a number"),
         (["--min-certainty", "1", "--coverage", "0.5"], "one of them"),
         (["--measure", "entropi", "--coverage", "0.5"], "did you mean `entropy`?"),
-        (["--measure", "logit_gt", "--coverage", "0.5"], "no measure `logit_gt`"),
+        (["--measure", "logit_gt", "--coverage", "0.5"], "unknown measure `logit_gt`"),
         (["--rejected-dir", "x"], "--coverage or --min-certainty"),
     ],
 )

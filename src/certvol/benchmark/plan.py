@@ -1,4 +1,4 @@
-"""What a benchmark runs: every task by every method, variant and seed, each in its own folder."""
+"""The runs of a benchmark: every task by every method, variant and seed, each in its folder."""
 
 import dataclasses
 import re

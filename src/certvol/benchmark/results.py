@@ -31,7 +31,7 @@ class Cycles:
     """A run's adaptation, cycle by cycle, on the watched images."""
 
     accuracy: list[float]
-    """In the suite's metric."""
+    """Accuracy after each cycle, in the suite's metric."""
     scores: dict[str, list[float]]
     """Validator -> scores, turned so that more is better."""
     healthy: list[bool]
@@ -49,7 +49,7 @@ class Cycles:
 
 @dataclass(frozen=True)
 class Result(RunIdentity):
-    """What one run reached; accuracies are fractions in the suite's metric."""
+    """The result of one run; accuracies are fractions in the suite's metric."""
 
     status: str = WAITING
     seconds: float | None = None

@@ -15,7 +15,7 @@ TOO_FEW, NOISE, POSITIVE, NEGATIVE = "too few pairs", "noise", "positive", "nega
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Return the two-sided p of a mean of paired differences, by flipping their signs.
 
-    The test assumes only that, without an effect, a difference is as likely as its opposite.
+    The test assumes only that a difference and its opposite are equally likely without an effect.
     """
     if len(differences) < 2:
         return 1.0

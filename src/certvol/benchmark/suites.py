@@ -39,10 +39,10 @@ class Suite:
     summary: str
     domains: tuple[Domain, ...]
     tasks: tuple[str, ...]
-    """In the order of the published tables."""
+    """The tasks in the order of the published tables."""
     classes: int
     where: str
-    """Where to get the data."""
+    """The place to get the data from."""
     metric: Metric = "accuracy"
     backbone: str = "resnet50"
     """The backbone of the published results."""
@@ -58,7 +58,7 @@ class Suite:
     """Settings of its runs that differ from the preset's."""
     preset: str = "default"
     own_images: OwnImages | None = None
-    """How certvol makes the images; None if the user brings them."""
+    """The functions that make the images; None if the user brings them."""
 
     @property
     def letters(self) -> dict[str, Domain]:

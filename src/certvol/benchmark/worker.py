@@ -22,7 +22,7 @@ GRACE = 60.0  # seconds for a run to save its state when it is asked to stop
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a job ended."""
+    """The end of an attempt at a job."""
 
     status: Literal["done", "failed", "died", "retried", "stopped"]
     """died: ended from outside; retried: died and will be tried again; stopped: by us."""

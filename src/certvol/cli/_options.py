@@ -100,7 +100,7 @@ def read(arguments: Sequence[str], commands: Mapping[str, ModuleType]) -> argpar
             raise UserError(f"`{name}` is empty; give a value, or `.` for the current folder")
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         hint, known = nearest(arguments[0], list(commands)), ", ".join(commands)
-        raise UserError(f"there is no command `{arguments[0]}`{hint} (commands: {known})")
+        raise UserError(f"unknown command `{arguments[0]}`{hint} (commands: {known})")
     parser, own = build_parser(commands)
     words, settings = _split_settings(arguments)
     options, unknown = parser.parse_known_args(words)

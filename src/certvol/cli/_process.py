@@ -1,4 +1,4 @@
-"""What the shell sees of a command: signals, broken streams, and its place under torchrun."""
+"""Handle signals and broken streams of a command, and its place under torchrun."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ class Signals(StopSignal):
             raise Interrupted("stopped", 128 + number)
         self.received = number
         if process_rank() == 0:
-            with contextlib.suppress(RuntimeError):  # the signal came amid another write
+            with contextlib.suppress(RuntimeError):  # the signal interrupted another write
                 QuietStderr().write("certvol: stopping after this step ...\n")
 
     def __call__(self) -> int | None:
@@ -68,7 +68,7 @@ class QuietStderr(io.TextIOBase):
 
 
 def discard(stream: TextIO) -> None:
-    """Send what a broken stream still holds to /dev/null, so that Python can exit in peace."""
+    """Send the rest of a broken stream to /dev/null, so that Python can exit without an error."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -74,8 +74,9 @@ class WarpParameters:
 
 
 PIXEL_OPERATIONS: list[Callable[[Tensor, WarpParameters], Tensor]] = []
-"""What is neither an affine map nor a colour matrix, such as blur: functions of the normalised view
-[N, 3, H, H] and the choices for it. They are applied in this order, after recolouring."""
+"""Operations that are neither affine maps nor colour matrices, such as blur. Each is a function of
+the normalised view [N, 3, H, H] and the choices for it. They are applied in this order, after
+recolouring."""
 
 
 def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -> WarpParameters:
@@ -258,8 +259,8 @@ def _warp(
     images_u8_NSSC: Tensor, packed_NK: Tensor, out_size: int, mean: Triple, std: Triple
 ) -> Tensor:
     """Warp and recolour; `packed_NK` holds 2 x 3 warp, 3 x 3 colour and 3 mean grey entries."""
-    # Half precision would move coordinates by a pixel, so there is no autocast, and no matrix
-    # product, which may be TF32.
+    # Half precision and TF32 would move coordinates by a pixel, so autocast is off, and sums of
+    # products replace matrix products.
     with torch.autocast(images_u8_NSSC.device.type, enabled=False):
         grid_NHW2 = _grid(packed_NK[:, :6].reshape(-1, 2, 3), out_size)
         images_NCSS = images_u8_NSSC.permute(0, 3, 1, 2).float()

@@ -101,7 +101,7 @@ def _limit(config: DataConfig) -> int:
 
 
 def cache_key(listing: Listing, size: int, config: DataConfig) -> str:
-    """Name a set by the folder's content and how it is decoded, not by where the folder is.
+    """Name a set by the folder's content and the way it is decoded, not by the folder's path.
 
     Names, sizes and times alone may be the same in two sets unpacked from archives with fixed
     times, so the bytes of a few files count too.

@@ -5,7 +5,7 @@ A set whose key is K has
     K/            the finished set: a file for each part of its rows, and index.json
     K.building/   the same while it is built, and journal.jsonl: a line per finished block, from
                   which a later process resumes a build that was killed
-    K.use         locked (shared) by whoever has the set open; its time says when it was last used
+    K.use         locked (shared) by each process that has the set open; its time is the last use
     K.build       locked by the one process that builds the set
 """
 
@@ -46,7 +46,7 @@ class Failure(NamedTuple):
 
 @dataclass
 class Index:
-    """How many rows a set has, in the order of its items, and the items that have no row."""
+    """The number of rows of a set, in the order of its items, and the items without a row."""
 
     rows: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -193,10 +193,10 @@ class RowSet(ABC):
 
 
 class BlockWriter:
-    """Append rows to the files of a build, starting where the journal of an earlier one ends.
+    """Append rows to the files of a build, starting at the end of an earlier build's journal.
 
-    Rows reach the disk before the journal line that counts them; what lies beyond the last complete
-    line is cut off. A thread waits for the disk while the next block is made.
+    Rows reach the disk before the journal line that counts them. Rows after the last complete line
+    are cut off. A thread waits for the disk while the next block is made.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _EXIF_ORIENTATION = 0x0112
 
 Pixels = npt.NDArray[np.uint8]
 
-# Pillow logs oddities of TIFF files; Python prints them if there is no handler at all.
+# Pillow logs oddities of TIFF files, and Python prints them if there is not any handler.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
@@ -248,7 +248,7 @@ def _pixels(
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # broken EXIF data is no reason to lose the image
+    except Exception:  # broken EXIF data must not lose the image
         return 1
 
 

@@ -226,7 +226,7 @@ def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str
 
 
 def _read_labels(path: Place) -> list[str] | None:
-    """Return a class name per row, in the order of the file, or None if there are no labels."""
+    """Return a class name per row, in the order of the file, or None without labels."""
     with _opened(path) as file:
         if "labels" not in file.files:
             return None

@@ -31,7 +31,7 @@ class Batch:
     total: int
     """Rows of the whole batch."""
     generator: torch.Generator
-    """For this step's noise, on the device of the inputs."""
+    """The generator of this step's noise, on the device of the inputs."""
     progress: Tensor
     """Progress of the phase, 0 to 1; a scalar on the device of the inputs."""
     adapting: bool
@@ -98,7 +98,7 @@ class AdaptationMethod(nn.Module, ABC):
     adapts: ClassVar[bool] = True
     """False: training ends with pretraining."""
     uses_split: ClassVar[bool] = True
-    """False: `loss_terms` treats source and target rows alike, in any proportion."""
+    """False: `loss_terms` treats source and target rows equally, in any proportion."""
     batches: ClassVar[Literal["balanced", "plain"]] = "balanced"
     """Meaning of `training.batches auto` in adaptation. Use plain if the loss compares the batch's
     target rows with its source rows: drawn evenly by pseudo-label, they agree with the present
@@ -112,8 +112,9 @@ class AdaptationMethod(nn.Module, ABC):
     ramps: ClassVar[bool] = False
     """True: the losses grow with `Batch.progress`, so labels that rest at first may move later."""
     closed_form: ClassVar[bool] = False
-    """True: one call of `fit_features` replaces all cycles. It gets features of pretrained weights,
-    which stay as they are, or without these the features that pretraining made."""
+    """True: one call of `fit_features` replaces all cycles. It gets the features of
+    pretrained weights, which are not trained further; without pretrained weights, those that
+    pretraining made."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -164,7 +165,7 @@ class AdaptationMethod(nn.Module, ABC):
     def label_target(self, survey: Survey) -> Labelled:
         """Pseudo-label all target images, for a method that `labels_whole_target`.
 
-        This runs between steps, so it need not keep to tensors. It may set buffers, except for a
+        This runs between steps, so it may use more than tensors. It may set buffers, except for a
         new stage, which starts from the pretrained model's: put what it needs into tables.
         """
         return Labelled(survey.probabilities_NC.argmax(dim=1))

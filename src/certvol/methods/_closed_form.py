@@ -31,7 +31,7 @@ class ClosedFormMethod(basic.Method):
             self.register_buffer(name, torch.empty(0))
 
     def keep(self, **arrays: NDArray[Any]) -> None:
-        """Store fitted arrays: as float32, or integers as they are."""
+        """Store fitted arrays, floats as float32 and integers unchanged."""
         device = next(self.network.classifier.parameters()).device
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -49,7 +49,7 @@ class ClosedFormMethod(basic.Method):
         return standardised[0], standardised[1]
 
     def logits(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:
-        if len(self.mean_D) == 0:  # not fitted yet
+        if len(self.mean_D) == 0:  # before the fit
             return super().logits(features_ND, drop)
         with torch.autocast(features_ND.device.type, enabled=False):
             return self.fitted_logits((features_ND.float() - self.mean_D) / self.scale_D)

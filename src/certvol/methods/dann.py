@@ -1,5 +1,5 @@
 """Domain-Adversarial Neural Network (Ganin and Lempitsky, ICML 2015; RevGrad): features from which
-a discriminator cannot tell the domain.
+a discriminator cannot recognise the domain.
 
 Implemented: cross-entropy on the source + a discriminator's cross-entropy on a bottleneck's output,
 its gradient reversed and scaled by the paper's ramp 2 / (1 + exp(-10 p)) - 1 over the progress p of
@@ -19,7 +19,7 @@ from certvol.nn.network import Network
 
 
 class Method(AdversarialMethod):
-    summary = "DANN: features from which no discriminator tells the domain"
+    summary = "DANN: features from which a discriminator cannot recognise the domain"
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

@@ -5,7 +5,7 @@ Implemented: features on a sphere of radius `radius` behind a bottleneck, a sphe
 place of the common one, a spherical domain discriminator behind gradient reversal. Adaptation is 1
 + `rounds` trainings. The first minimises cross-entropy on the source + the adversarial loss. Each
 further one starts from the pretrained weights again, with pseudo-labels of the training before it
-and a weight g for each: the posterior that the image is no outlier, in a Gaussian-uniform mixture
+and a weight g for each: the posterior that the image is an inlier, in a Gaussian-uniform mixture
 of the angles to the class's mean; below 0.5 it is 0. It adds sum(g (1 - p_label)) / sum(g) on the
 target and `entropy_weight` * ramp * the entropy of its predictions, whose gradient leaves the
 classifier's weights alone.

@@ -5,9 +5,9 @@ Implemented: all of `rsda_dann`, in each of its trainings with ramp * sum over c
 cos(centroid of the source, centroid of the target). Centroids are moving averages of the batches'
 class means on the sphere; the gradient flows through this batch's share. Target rows count for the
 class that the model predicts now.
-Deliberate differences: as in `rsda_dann`. A class without rows in a batch keeps its centroid, and
-one that a domain has not shown yet is left out. `semantic_weight` is not in the paper, where it is
-1.
+Deliberate differences: as in `rsda_dann`. A class without rows in a batch keeps its centroid. A
+class that a domain did not show so far is left out. `semantic_weight` is not in the paper, which
+has 1.
 """
 
 from dataclasses import dataclass

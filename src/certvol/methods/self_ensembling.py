@@ -27,7 +27,7 @@ from certvol.settings import setting
 
 
 def consistency(student_NC: Tensor, teacher_NC: Tensor, sure_N: Tensor) -> Tensor:
-    """Average the squared difference over all rows, counting those where the teacher is sure."""
+    """Average the squared difference over all rows; rows with an unsure teacher count as 0."""
     return mean_or_zero(sure_N * (student_NC - teacher_NC).square().mean(dim=1))
 
 

@@ -1,4 +1,4 @@
-"""SymNets (Zhang et al., CVPR 2019): two classifiers tell the domains apart, and the backbone
+"""SymNets (Zhang et al., CVPR 2019): two classifiers separate the domains, and the backbone
 confuses them class by class.
 
 Implemented: one linear layer of 2 C logits, whose first half is the source's classifier C_s and
@@ -7,9 +7,9 @@ on the source, and -log of the probability of a row's own half. The backbone min
 -log P[y] and -log P[y + C] on the source and, with DANN's ramp, even parts of -log of both halves'
 probabilities and the entropy of P_s + P_t on the target. Each part's gradients reach that part
 alone: the classifiers see features without gradient, the backbone classifiers without. The
-classifiers learn at `classifier_rate` times the backbone's rate: at the same rate they hardly tell
-the domains apart while the ramp rises, and only the entropy is left. Predictions and pseudo-labels
-are C_t's.
+classifiers learn at `classifier_rate` times the backbone's rate: at the same rate they hardly
+separate the domains while the ramp rises, and only the entropy is left. Predictions and
+pseudo-labels are C_t's.
 Deliberate differences: the published code reports the better of C_s and C_t at the best epoch by
 target labels, and has no pretraining; ours trains both classifiers by the mean of their
 cross-entropies, while adaptation takes the sum. `model.dropout` stands before the layer (published:
@@ -61,7 +61,7 @@ def both_cross_entropies(logits_NE: Tensor, labels_N: Tensor) -> Tensor:
 
 class Method(AdaptationMethod):
     summary = (
-        "SymNets: two classifiers tell the domains apart, the backbone confuses them class by class"
+        "SymNets: two classifiers separate the domains, the backbone confuses them class by class"
     )
     batches = "plain"
     ramps = True

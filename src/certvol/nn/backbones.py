@@ -33,7 +33,7 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """What a backbone expects and returns."""
+    """The input that a backbone expects, and the features that it returns."""
 
     name: str
     dim: int
@@ -118,7 +118,7 @@ def _timm_cfg(name: str) -> Any:
                 return cfg
     near = ", ".join(difflib.get_close_matches(name, list_backbones(), n=3, cutoff=0.5))
     hint = f"did you mean {near}?" if near else "see certvol list backbones"
-    raise UserError(f"there is no backbone `{name}`; {hint}")
+    raise UserError(f"unknown backbone `{name}`; {hint}")
 
 
 @cache

@@ -19,7 +19,7 @@ Features = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def kept_dimensions(model: ModelConfig, dim: int, images: int, closed_form: bool) -> int:
-    """Return how many dimensions features of `dim` are reduced to; 0 if they stay as they are.
+    """Return how many dimensions features of `dim` are reduced to; 0 if they are not reduced.
 
     `images` of both domains lie in a space of at most `images - 1` dimensions.
     """

@@ -40,7 +40,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def start(self) -> None:
-        """Copy the student as it is now."""
+        """Copy the present student."""
         for own, student in self._paired():
             own.copy_(student)
 

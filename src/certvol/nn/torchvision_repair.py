@@ -1,7 +1,7 @@
 """Import timm even if torchvision alone cannot be imported.
 
 torchvision's build from PyPI, beside a CPU-only torch, fails with `operator torchvision::nms does
-not exist`, and timm fails with it: its compiled operators do not load, yet it registers Python code
+not exist`, and timm fails with it: its compiled operators do not load, but it registers Python code
 for two of them. Declaring those two lets the import pass. torchvision's JPEG decoder and NMS stay
 broken and are not used here.
 """

@@ -77,7 +77,7 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
     `difference` in it is the largest between outputs of the file and of the model.
     """
     if format not in FORMATS:
-        raise UserError(f"there is no format `{format}` (formats: {', '.join(FORMATS)})")
+        raise UserError(f"unknown format `{format}` (formats: {', '.join(FORMATS)})")
     exporter = FORMATS[format]
     exporter.check()
     check_output(out)

@@ -25,7 +25,7 @@ METADATA_FILE = "certvol.json"  # inside a .pt2 file
 
 @dataclass(frozen=True)
 class Exporter:
-    """How to write a program to a file of one format, and how to run that file."""
+    """Functions that write a program to a file of one format, and that run the file."""
 
     help: str
     write: "Callable[[ExportedProgram, dict[str, Any]], bytes]"

@@ -49,7 +49,7 @@ class Outcome:
     adapted_KD: Values
     """Features of the images `shown_K`."""
     pretrained: Outputs
-    """Of all images if they have labels, else of `shown_K` only; features of `shown_K`."""
+    """Outputs for all images if they have labels, else for `shown_K`; features of `shown_K`."""
     shown_K: Indices
     oscillation: dict[str, Any] | None
 

@@ -47,7 +47,7 @@ def choose_measure(name: str | None, has_sigma: bool) -> str:
         return "sigma" if has_sigma else "probability"
     if name not in LABEL_FREE:
         hint = nearest(name, list(LABEL_FREE))
-        raise UserError(f"there is no measure `{name}`{hint} (measures: {', '.join(LABEL_FREE)})")
+        raise UserError(f"unknown measure `{name}`{hint} (measures: {', '.join(LABEL_FREE)})")
     if name == "sigma" and not has_sigma:
         raise UserError(
             "this run's method has no sigma; give another --measure, such as probability or entropy"

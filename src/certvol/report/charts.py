@@ -122,10 +122,10 @@ class Bars(Chart):
     kind: ClassVar[str] = "bars"
     labels: list[str]
     label_head: str
-    """What the labels name."""
+    """The kind of things that the labels name."""
     series: list[Series]
     x: Axis
-    """With both ends given."""
+    """The axis of the values, with both ends given."""
     dots: bool = False
 
     def table(self) -> Table:
@@ -174,7 +174,7 @@ class Bin:
 class Reliability(Chart):
     kind: ClassVar[str] = "reliability"
     bins: list[Bin]
-    """Without empty ones."""
+    """The bins that are not empty."""
 
     def table(self) -> Table:
         rows = [

@@ -79,7 +79,7 @@ def _oscillation(runs: Runs) -> Bars:
 
 
 def name_runs(records: Sequence[Record]) -> Runs:
-    """Name runs by their folders, with as many parent folders as it takes to tell them apart."""
+    """Name runs by their folders, with as many parent folders as make the names unique."""
     for depth in range(1, 12):
         names = [printable("/".join(record.path.parts[-depth:])) for record in records]
         if len(set(names)) == len(names):

@@ -203,7 +203,7 @@ class Checkpoints:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return momentum and the like, named after the number of their parameter."""
+    """Return the optimiser's state, such as momentum, named after the numbers of parameters."""
     return {
         f"optimizer.{number}.{name}": value
         for number, entries in optimizer.state_dict()["state"].items()
@@ -248,7 +248,7 @@ def trained_tensors(method: AdaptationMethod) -> dict[str, Tensor]:
 
 
 def load_into(method: AdaptationMethod, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Load tensors into a method; a frozen backbone that they leave out stays as it is."""
+    """Load tensors into a method. A frozen backbone that they leave out is not changed."""
     own: dict[str, Tensor] = method.state_dict()
     frozen = own.keys() - trained_tensors(method).keys()
     try:

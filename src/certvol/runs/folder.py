@@ -183,7 +183,7 @@ class RunFolder:
             raise UserError(f"cannot use {self.path} for the run: {error.strerror}") from None
 
     def note_resumption(self, environment: dict[str, Any]) -> None:
-        """Add to environment.json where the run is resumed."""
+        """Add the environment of a resumed run to environment.json."""
         try:
             before = dict(json.loads(self.environment.read_text(encoding="utf-8")))
             resumed = [*before.get("resumed", []), environment]

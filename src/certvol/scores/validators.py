@@ -112,13 +112,13 @@ def ensemble_agreement(candidates: Iterable[Probabilities]) -> list[float]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a validator sees of a cycle's model: its outputs for the watched images."""
+    """The outputs of a cycle's model for the watched images, which validators score."""
 
     probabilities_NC: Probabilities
     sigma_N: NDArray[np.float32] | None = None
     """None if the method has no sigma."""
     source_accuracy: float | None = None
-    """On held-out source images; None if there are none."""
+    """The accuracy on held-out source images; None without any."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Validator:
     direction: Literal[1, -1] = 1
     """-1: less is better."""
     needs: Literal["held_out_source", "sigma"] | None = None
-    """What a run must have for this score."""
+    """The thing that a run must have for this score."""
 
 
 def _median_sigma(seen: Seen) -> float | None:
@@ -183,8 +183,8 @@ def signs_of_collapse(
 def spreading_warning(scores: Scores, pretrained: Scores) -> str | None:
     """Warn if predictions use far more classes than the pretrained model's did.
 
-    That is success if the domain shift had hidden classes, and harm if the target lacks them. No
-    score without labels can tell which, so the user has to look.
+    That is success if the domain shift had hidden classes, and harm if the target lacks them. A
+    score without labels cannot distinguish the two, so the user has to look.
     """
     now, before = scores["classes_in_use"], pretrained["classes_in_use"]
     agree = scores["agreement_with_pretrained"]

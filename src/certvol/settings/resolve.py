@@ -230,7 +230,7 @@ def resolve(
         if key in known:
             given[key] = value
         elif rules is None and key.startswith("pseudo_labels."):
-            continue  # whoever only predicts needs no rules
+            continue  # a run that is only read needs no rules
         elif key in owners and key in overrides:
             other = rule_name if key.startswith("pseudo_labels.") else name
             raise UserError(f"`{key}` is a setting of the {owners[key]}, not of {other}")

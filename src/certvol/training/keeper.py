@@ -40,7 +40,7 @@ class Keeper:
 
     how_to_resume = ""
     last_good_state = ""
-    """Where the newest checkpoint lies, as a sentence for messages."""
+    """The place of the newest checkpoint, as a sentence for messages."""
 
     def __init__(self) -> None:
         self.weights: dict[str, dict[str, Tensor]] = {}
@@ -64,7 +64,7 @@ class Keeper:
         raise NotImplementedError
 
     def begin_trial(self, mode: norm.Mode, fresh: bool) -> None:
-        """Let lines and weights that follow belong to a trial; a `fresh` one has none yet."""
+        """Let lines and weights that follow belong to a trial; a `fresh` one starts without any."""
 
     def end_trials(self, chosen: norm.Mode, replace: bool) -> None:
         """Make the lines and weights of the chosen trial the run's own.
@@ -217,7 +217,7 @@ class RunKeeper(Keeper):
         self.journal.adopt(self.run.trial_journal(chosen))
 
     def drop_trials(self, state: RunState) -> None:
-        """Also after a kill in the middle of this."""
+        """Delete what trials left, even if an earlier call was killed halfway."""
         folders = [path for path in self.run.checkpoints.folder.glob("*") if path.is_dir()]
         weights = list(self.run.cycles.glob("trial-*/best-*.safetensors"))
         left = self.team.main and bool(folders or weights)

@@ -1,4 +1,4 @@
-"""What training reports: lines of history.jsonl, warnings about sigma, and how long a run takes."""
+"""Report on training: lines of history.jsonl, warnings about sigma, and the time that is left."""
 
 import math
 import time

@@ -159,9 +159,9 @@ class ModelChoice:
         self.best: dict[str, tuple[int, float]] = {}
         """Best cycle and its score by validator; a higher score is better."""
         self.sum_NC: NDArray[np.float32] | None = None
-        """For `ensv`: the sum of all cycles' probabilities."""
+        """The sum of all cycles' probabilities, for `ensv`."""
         self.best_NC: NDArray[np.float32] | None = None
-        """For `ensv`: the probabilities of its best cycle."""
+        """The probabilities of the best cycle by `ensv`."""
 
     def look(self, cycle: int, scores: Scores, probabilities_NC: NDArray[np.float32]) -> list[str]:
         """Return the validators by which this cycle is best so far; none after a collapse."""
@@ -200,7 +200,7 @@ class ModelChoice:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether as many cycles in a row as `guard.patience` looked collapsed."""
+        """True if `guard.patience` cycles in a row looked collapsed."""
         return self.collapsed_in_a_row >= self.config.patience
 
     def deliver(

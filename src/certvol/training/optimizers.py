@@ -19,10 +19,10 @@ def _nothing(optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """How to build an optimiser, and what to do before each of its steps."""
+    """The functions that build an optimiser, and that run before each of its steps."""
 
     build: Callable[[Groups, TrainingConfig, bool, bool], Optimizer]
-    """From parameter groups, settings, whether steps are fused, and whether they are recorded."""
+    """Takes parameter groups, settings, and whether steps are fused and recorded."""
     before_step: Callable[[Optimizer], None] = _nothing
 
 

@@ -96,7 +96,7 @@ class Planner:
         labeller: Labeller,
         between_chunks: Callable[[], None],
     ) -> tuple[CyclePlan, Pools]:
-        """Label as many target images as these steps draw, and plan the steps."""
+        """Label the target images that these steps draw, and plan the steps."""
         rng = numpy_generator(self.seed, "adapt.batches", cycle)
         if self.plain:
             target_SN = self._draw_target(np.arange(self.num_target), steps, rng)

@@ -74,7 +74,7 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What training leaves: the delivered model, and what the end of the run needs beside it."""
+    """The result of training: the delivered model, and what the end of a run needs besides."""
 
     model: Model
     views: Views
@@ -202,7 +202,7 @@ class Job:
         }
 
     def _open_views(self) -> tuple[Views, str]:
-        """Return the views of both domains, and in words where they are kept."""
+        """Return the views of both domains, and a text that says in which memory they are."""
         config, domains, network = self.config, (self.source, self.target), self.method.network
         share = config.data.device_share / 2
         if config.model.train == "head":
@@ -256,10 +256,10 @@ class Job:
 
 
 def with_fixed_features(config: Config) -> Config:
-    """Set what a method in closed form needs: features that stay as they are.
+    """Choose settings for a method in closed form, which needs fixed features.
 
-    They are those of pretrained weights, frozen; without any, those that pretraining leaves. There
-    is no adapter, and without cycles no trial of norm modes.
+    The features come from a frozen backbone with pretrained weights; without these weights, from
+    pretraining. Such a method uses neither an adapter nor trials of norm modes.
     """
     if not methods.discover()[config.method_name].closed_form:
         return config

@@ -30,7 +30,7 @@ SETTLED_CYCLES = 2  # in a row that must change few labels
 
 @dataclass
 class Position:
-    """Where a run stands: `cycle` finished cycles of the phase, and `step` steps of the next."""
+    """The position of a run: finished cycles of the phase, and steps of the next cycle."""
 
     phase: Phase = "pretrain"
     mode: norm.Mode = "mixed"

@@ -54,7 +54,7 @@ class Stepper:
         self.bf16 = bf16
         self.phase_losses: dict[bool, nn.Module] = {}
         self.tables: dict[str, Tensor] = {}
-        """What the method has noted of every target image, on the training device."""
+        """The method's notes on every target image, on the training device."""
         self.noise = torch.Generator(views.device)
         self.ahead: tuple[CyclePlan, int, int, bool, Batch] | None = None
         recorded = views.device.type == "cuda" and settings.record and team.size == 1

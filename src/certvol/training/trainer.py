@@ -47,7 +47,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What to train, on which inputs, with which settings."""
+    """The method to train, its inputs and its settings."""
 
     config: Config
     method: AdaptationMethod
@@ -100,7 +100,7 @@ class Trainer:
     # --- the phases
 
     def fit(self) -> Delivery:
-        """Train from wherever the run stands to the delivered model, which `method` then holds."""
+        """Train from the run's present position; `method` then holds the delivered model."""
         try:
             self._fit()
         except FloatingPointError as error:
@@ -277,7 +277,7 @@ class Trainer:
         return delivery
 
     def _judge_pretraining(self) -> None:
-        """Warn at the end of a run, where it is read, if pretraining failed."""
+        """Warn if pretraining failed: at the end of a run, because users read that."""
         if self.settings.pretrain_steps > 0:
             accuracy = self.choice.pretrained.get("source_accuracy")
             images = len(self.watch.source_images)

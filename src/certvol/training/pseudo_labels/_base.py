@@ -1,4 +1,4 @@
-"""What a pseudo-label rule is to the trainer.
+"""The protocol of pseudo-label rules.
 
 A rule that looks at each image alone labels chunks: it returns probabilities in `probabilities` and
 labels in `labels`. The trainer then labels only as many images as a cycle draws. A rule that
@@ -25,7 +25,7 @@ class Chunk:
     method: AdaptationMethod
     features_ND: Tensor
     seed: int
-    """For random numbers; differs between chunks, cycles and processes."""
+    """The seed of random numbers; differs between chunks, cycles and processes."""
 
 
 class PseudoLabelRule:

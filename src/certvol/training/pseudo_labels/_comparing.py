@@ -1,4 +1,4 @@
-"""What rules that compare target images share: comparable rows and the neighbours among them."""
+"""Base of the rules that compare target images: comparable rows and their neighbours."""
 
 from torch import Tensor
 

@@ -100,7 +100,7 @@ class Labeller:
 
     @property
     def survey_predicts(self) -> bool:
-        """Whether a survey holds the probabilities that the model predicts with."""
+        """True if a survey holds the probabilities that the model predicts with."""
         plain = type(self.rule).probabilities is PseudoLabelRule.probabilities
         return self.labels_whole_target and plain and self.settings.label_view == "test"
 

@@ -21,7 +21,7 @@ class Pools:
 
     by_class: list[Indices]
     labelled: int
-    """How many images were labelled, those left out included."""
+    """The number of labelled images, including those that were left out."""
 
     @property
     def counts_C(self) -> Indices:

@@ -1,6 +1,6 @@
 """Clusters of target images, named by the classifier; classes without images are left out.
 
-1. Compare images in a space where the source's classes are round (`_space`).
+1. Compare images in a space in which the source's classes are round (`_space`).
 2. Let neighbours agree on the classifier's opinion (`_graph.smooth`).
 3. Start a cluster at the mean of each class that is then in use, and run spherical k-means. The
    classifier keeps a vote in every assignment, so a cluster cannot drift to another class.
