@@ -140,7 +140,7 @@ def test_a_folder_with_a_lock_and_half_its_settings_can_be_used_again(
     subject = setup.subject("early")
     subject.run.mkdir()
     (subject.run / "lock").touch()
-    (subject.run / "config.yaml.part").write_text("method:\n  na")
+    (subject.run / "config.yaml.0123abcd.part").write_text("method:\n  na")
     subject.finish()
     assert_same(subject, reference)
 

@@ -62,15 +62,19 @@ def exists(*paths: Path) -> Callable[[], bool]:
 
 def written(path: Path) -> Callable[[], bool]:
     """Return a condition: the file is there, or half written."""
-    return exists(path.with_name(f"{path.name}.part"), path)
+    there, half = exists(path), holds(path.parent, ".part", f"{path.name}.")
+    return lambda: there() or half()
 
 
-def holds(folder: Path, ending: str) -> Callable[[], bool]:
+def holds(folder: Path, ending: str, start: str = "") -> Callable[[], bool]:
+    """Return a condition: the folder has a file whose name begins and ends like this."""
+
     def found() -> bool:
         try:
-            return any(name.endswith(ending) for name in os.listdir(folder))  # noqa: PTH208
+            names = os.listdir(folder)  # noqa: PTH208
         except OSError:
             return False
+        return any(name.startswith(start) and name.endswith(ending) for name in names)
 
     return found
 
@@ -122,7 +126,7 @@ def delicate_moments(subject: Subject, reference: "Reference", phase: str) -> li
         "prediction": {
             "the predictions": written(run / "predictions.csv"),
             "the figures": written(run / "metrics.json"),
-            "the delivered weights": exists(run / "model.safetensors.part"),
+            "the delivered weights": holds(run, ".part", "model.safetensors."),
         },
     }
     moments = conditions[phase].items()

@@ -21,6 +21,7 @@ from certvol.progress import Reporter, Silent, StopSignal
 from certvol.runs.checkpoint import read_about, write_tensors
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
+from certvol.runs.outputs import check_outside
 from certvol.runs.tables import read_metrics, write_text
 from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve
 from certvol.training import named_choices, pseudo_labels
@@ -95,6 +96,7 @@ def adapt(
             )
     if out is None or not str(out):
         raise UserError("no folder for the run given; add --out FOLDER")
+    check_outside(out, [resolved.data.source, resolved.data.target])
     team, device = join_team(resolved.training.device)
     run = RunFolder(out, writes=team.main)
     if team.main:

@@ -6,6 +6,8 @@ They use `flock`, because the cache needs shared locks and the `filelock` packag
 import errno
 import fcntl
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import IO
 
 from certvol.errors import UserError
 
+LONGEST_STEM = 40  # characters of a name that its temporary file keeps
+LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.part$")
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -82,21 +86,62 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
-    """Replace a file in one step: a crash leaves the old content or the new, never a part.
+@contextmanager
+def replaced(path: Path, synced: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a new file that takes the place of `path` when the block ends without an error.
 
+    A crash leaves the old content or the new, never a part. The new file has a random name in the
+    same folder until then, and is opened so that it can be no link and no file of somebody else.
     Syncing takes a moment and protects against a loss of power as well.
     """
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f"{path.name[:LONGEST_STEM]}.{secrets.token_hex(4)}.part")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            if synced:
-                sync(file)
-        temporary.replace(path)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                if synced:
+                    sync(file)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         if synced:
             sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a failed write does not name its file
         raise
+
+
+def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
+    """Replace a file in one step, as `replaced` does."""
+    with replaced(path, synced) as file:
+        file.write(data)
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a file has the name of one that a killed process was writing."""
+    return LEFTOVER.search(name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were writing below `folder`, which no other process writes."""
+    for path in folder.rglob("*.part"):
+        if is_leftover(path.name):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a place that the user chose: follow links, write into a pipe or a character device.
+
+    A regular file is replaced in one step, and the folders above it are made.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb", buffering=0) as stream:
+            yield stream
+        return
+    place = path.resolve()  # a link stays a link
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(place) as file:
+        yield file

@@ -1,12 +1,18 @@
-"""Commands do not overwrite images or files of a run."""
+"""Commands do not overwrite images, files of a run, their own input, devices or pipes."""
 
+import os
+import socket
+import stat
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import certvol
 from certvol.cli._main import run
 from certvol.errors import UserError
-from certvol.runs.outputs import check_output
+from certvol.runs.outputs import check_output, check_outside, write_output
 
 
 @pytest.fixture
@@ -44,6 +50,7 @@ COMMANDS = [
         ("cat.PNG", "is an existing image"),
         ("run/model.safetensors", "is a file of the run"),
         ("run", "is a folder"),
+        ("new/", "is a folder"),
     ],
 )
 def test_an_image_a_file_of_a_run_and_a_folder_are_refused_before_any_work(
@@ -95,3 +102,105 @@ def test_other_files_may_be_written(made: Path, place: str) -> None:
 def test_a_config_file_alone_does_not_make_a_run(made: Path) -> None:
     (made / "run" / "environment.json").unlink()
     check_output(made / "run" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["predict", "run", "f.npz", "--out"],
+        ["evaluate", "run", "--data", "f.npz", "--json"],
+        ["evaluate", "run", "--data", ".", "--unknown", "f.npz", "--json"],
+        ["check", "--source", "f.npz", "--target", "t.npz", "--json"],
+        ["check", "--source", "s.npz", "--target", "f.npz", "--json"],
+    ],
+)
+@pytest.mark.parametrize("place", ["f.npz", "./f.npz", "link.csv", "hard.csv"])
+def test_an_input_of_the_command_is_refused(
+    made: Path,
+    command: list[str],
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(made)
+    np.savez("f.npz", features=np.eye(3))
+    Path("link.csv").symlink_to("f.npz")
+    Path("hard.csv").hardlink_to("f.npz")
+    before = Path("f.npz").read_bytes()
+    assert run([*command, place]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert Path("f.npz").read_bytes() == before
+
+
+def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    check_output(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "a,b\n")
+    reader.join(timeout=30)
+    assert found == ["a,b\n"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    """Through a link: a faulty version must not replace the device of this machine."""
+    link = tmp_path / "null.csv"
+    link.symlink_to("/dev/null")
+    check_output(link)
+    write_output(link, "text")
+    assert stat.S_ISCHR(link.stat().st_mode)
+    assert link.is_symlink()
+
+
+def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind("s")
+        with pytest.raises(UserError, match="is a disk or a socket"):
+            check_output("s")
+
+
+def test_the_file_that_stdout_goes_to_is_refused(tmp_path: Path) -> None:
+    kept = os.dup(1)
+    try:
+        with (tmp_path / "log.csv").open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            with pytest.raises(UserError, match="where this command prints"):
+                check_output(tmp_path / "log.csv")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@pytest.mark.parametrize("place", ["a\0b", "loop", "notes.csv/x", "x" * 300])
+def test_an_impossible_place_is_refused_in_a_sentence(made: Path, place: str) -> None:
+    (made / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match=r"cannot write --out"):
+        check_output(made / place)
+
+
+def test_a_folder_inside_images_is_refused_through_links_too(made: Path) -> None:
+    (made / "images" / "cat").mkdir(parents=True)
+    (made / "alias").symlink_to("images")
+    for place in ("images/out", "images", "images/cat/deep/out", "alias/out"):
+        with pytest.raises(UserError, match="would be read as images"):
+            check_outside(made / place, [None, made / "images"])
+        with pytest.raises(UserError, match="would be read as images"):
+            certvol.adapt(made / "images", made / "run", out=made / place)
+        with pytest.raises(UserError, match="would be read as images"):
+            certvol.adapt(made / "run", made / "alias", out=made / place)
+    check_outside(made / "images-out", [made / "images"])
+    assert sorted(path.name for path in (made / "images").rglob("*")) == ["cat"]
+
+
+def test_figures_of_a_report_are_not_written_among_images(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made / "images").mkdir()
+    (made / "run" / "config.yaml").write_text(f"data:\n  target: {made / 'images'}\n")
+    page = str(made / "images" / "page.html")
+    assert run(["report", str(made / "run"), "--out", page, "--figures"]) == 2
+    assert "would be read as images" in capsys.readouterr().err
+    assert not list((made / "images").iterdir())

@@ -1,5 +1,6 @@
 """A figure per varied setting: accuracy over its values, with the deviation over seeds."""
 
+import io
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from certvol.benchmark.plan import Variant, parse_label
 from certvol.benchmark.results import Result
 from certvol.benchmark.suites import Suite
 from certvol.benchmark.table_formats import Cell, mean_and_deviation
+from certvol.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def _draw(folder: Path, ablation: Ablation, suite: Suite, tasks: Sequence[str]) 
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None}}  # same runs, same file
     paths = [folder / f"{ablation.setting}.{kind}" for kind in undated]
     for path, metadata in zip(paths, undated.values(), strict=True):
-        figure.savefig(path, dpi=200, metadata=metadata)
+        data = io.BytesIO()
+        figure.savefig(data, format=path.suffix[1:], dpi=200, metadata=metadata)
+        write_atomically(path, data.getvalue())
     return paths
 
 

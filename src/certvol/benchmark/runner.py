@@ -29,6 +29,7 @@ from certvol.errors import Interrupted, UserError
 from certvol.files import held_alone
 from certvol.progress import Reporter, StopSignal, duration, percent
 from certvol.runs.folder import RunFolder
+from certvol.runs.outputs import check_outside
 from certvol.runs.tables import write_text
 from certvol.settings import Config, read_settings_file
 
@@ -60,6 +61,7 @@ class _Benchmark:
         preflight.check_folder(request.out, self.suite.name, root)
         self.data = self.out / "data"
         self.located = suite_data.locate(self.suite, request.data, self.tasks, self.data)
+        check_outside(self.out, [domain.folder for domain in self.located.values()])
         self.jobs = self._make_jobs()
         self.attempts = Attempts(self.out / "attempts.jsonl")
         self.earlier = self._find_earlier(methods)

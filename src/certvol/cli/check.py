@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-from pathlib import Path
 
 from certvol.cli._options import help_of
 from certvol.progress import Reporter
@@ -27,7 +26,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.settings import DataConfig
 
     if options.json is not None:
-        check_output(options.json, "--json")
+        check_output(options.json, "--json", [options.source, options.target])
     of_features = is_feature_file(options.source) or is_feature_file(options.target)
     what = "rows" if of_features else "images"
     report = check(options.source, options.target, DataConfig(), reporter)
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         print(f"and {len(files) - LISTED_FILES} more: --json FILE lists all")
     if options.json is not None:
         text = json.dumps(dataclasses.asdict(report), indent=2) + "\n"
-        write_output(Path(options.json), text)
+        write_output(options.json, text)
     if not report.can_adapt:
         print("adaptation cannot start: fix the errors above")
         return 2

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from certvol.cli._options import help_of
@@ -32,11 +31,12 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.runs.outputs import check_output, write_output
 
     if options.json is not None:
-        check_output(options.json, "--json")
+        inputs = [options.data, *([options.unknown] if options.unknown else [])]
+        check_output(options.json, "--json", inputs)
     further = {"unknown": options.unknown, "oscillation": options.oscillation}
     found = api.evaluate(options.run, options.data, options.device, reporter, **further)
     if options.json is not None:  # before printing, which fails if the reader of a pipe has gone
-        write_output(Path(options.json), json.dumps(found, indent=2) + "\n")
+        write_output(options.json, json.dumps(found, indent=2) + "\n")
     title = f"accuracy on {options.data}, %, {found['adapted']['images']} images"
     print_table(title, ACCURACY_COLUMNS, accuracy_rows(found))
     before, after = found["source_only"]["per_class"], found["adapted"]["per_class"]

@@ -1,11 +1,15 @@
 """`certvol report`: write one page about a run, or about several side by side."""
 
 import argparse
+from pathlib import Path
 
 from certvol.errors import UserError
 from certvol.progress import Reporter
 
 HELP = "write a page about a run, or one that compares several; it needs no network"
+
+
+DOMAINS = ("source", "target")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +27,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.report import page
     from certvol.report import paper_figures as papers
     from certvol.report.records import read_record
-    from certvol.runs.outputs import check_output
+    from certvol.runs.outputs import check_output, check_outside
 
     several = len(options.runs) > 1
     if several and options.out is None:
@@ -33,6 +37,10 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.out is not None:
         check_output(options.out)
     records = [read_record(run) for run in options.runs]
+    if options.figures:
+        page_folder = records[0].path if options.out is None else Path(options.out).parent
+        images = [each.settings.get(f"data.{name}") for each in records for name in DOMAINS]
+        check_outside(page_folder / "figures", [each for each in images if isinstance(each, str)])
     if several:
         place = page.write_comparison(records, options.out)
     else:

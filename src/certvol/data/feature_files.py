@@ -5,10 +5,8 @@ the same features in any order give the same model. A target's labels stay in th
 source and evaluation read them.
 """
 
-import contextlib
 import hashlib
 import os
-import tempfile
 import unicodedata
 import zipfile
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import fingerprint_of, sort_keys
 from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError
+from certvol.files import output_file
 
 SUFFIX = ".npz"
 Place = str | os.PathLike[str]
@@ -121,23 +120,11 @@ def check_comparable(source: TargetFeatures, target: TargetFeatures) -> None:
         )
 
 
-def check_place(path: Path) -> None:
-    """Raise UserError if `write_features` could not write there; leaves nothing behind."""
-    shown = printable(str(path))
+def check_name(path: Path) -> None:
+    """Refuse a name by which the file would not be known as one of features."""
     if path.suffix.lower() != SUFFIX:
+        shown = printable(str(path))
         raise UserError(f"features are written as .npz; {shown} should end in .npz")
-    if path.is_dir():
-        raise UserError(f"cannot write {shown}: it is a folder")
-    try:
-        folder = path.absolute().parent
-        while not os.path.lexists(folder):
-            folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + ".part").stat()  # the name may be too long
-    except OSError as error:
-        raise UserError(f"cannot write {shown}: {reason_of(error)}") from None
 
 
 def write_features(
@@ -151,16 +138,10 @@ def write_features(
     arrays: dict[str, Any] = {"features": features, "paths": names, "about": np.array(about)}
     if labels is not None:
         arrays["labels"] = np.array(labels, dtype=np.str_)
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with output_file(path) as file:
             np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UserError(f"cannot write {printable(str(path))}: {reason_of(error)}") from None
 
 

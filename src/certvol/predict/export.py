@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from certvol.data.augment import cache_size
 from certvol.errors import RunFailed, UserError
-from certvol.files import write_atomically
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
@@ -29,7 +28,7 @@ from certvol.predict.export_formats import FORMATS, Exporter, quiet
 from certvol.predict.model import Model, load
 from certvol.runs.checkpoint import FORMAT
 from certvol.runs.folder import RunFolder
-from certvol.runs.outputs import check_output
+from certvol.runs.outputs import check_output, write_output
 from certvol.scores.uncertainty import FROM_LOGITS
 
 FROM_OUTPUTS = ("sigma", *FROM_LOGITS)
@@ -92,11 +91,7 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
             f"the {format} file of {model.info.name} differs from the model by {difference:.2g}; "
             f"nothing was written, try --format {others}"
         )
-    try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(out), content)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+    write_output(out, content)
     return {**metadata, "difference": difference}
 
 

@@ -17,7 +17,7 @@ from certvol.data.augment import cache_size, draw_parameters, test_view, train_v
 from certvol.data.cache import open_features
 from certvol.data.decoding import DECODER_VERSION
 from certvol.data.domains import SourceImages, TargetImages, open_target, sort_keys
-from certvol.data.feature_files import check_place, write_features
+from certvol.data.feature_files import check_name, write_features
 from certvol.data.folders import class_level, class_of, printable, scan
 from certvol.device import pick_device
 from certvol.errors import UserError
@@ -27,6 +27,7 @@ from certvol.nn.network import seeded_backbone
 from certvol.predict.forward import mixed_precision
 from certvol.progress import Progress, Reporter, Silent
 from certvol.randomness import torch_generator
+from certvol.runs.outputs import check_output
 from certvol.settings import AugmentConfig, Config
 
 CHUNK = 64  # images per step of the cache: what a kill can cost
@@ -110,7 +111,8 @@ def extract(
     Labels are written too if every image lies in a class folder.
     """
     data, device, reporter = config.data, pick_device(config.training.device), reporter or Silent()
-    check_place(Path(out))
+    check_name(Path(out))
+    check_output(out)
     if features_dim(config.model.backbone) is not None:
         raise UserError(f"`{config.model.backbone}` takes features; name a backbone for images")
     if not Path(folder).is_dir():

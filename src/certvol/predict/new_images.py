@@ -57,10 +57,10 @@ class Predicted:
 
 
 def predict(request: Request, reporter: Reporter) -> Predicted:
-    check_output(request.out)
     reject.check_options(request.coverage, request.min_certainty, request.rejected_dir)
     has_features = any(is_feature_file(word) for word in request.images)
     paths, problems = (list(request.images), []) if has_features else image_paths(request.images)
+    check_output(request.out, inputs=paths)
     if has_features and request.rejected_dir is not None:
         raise UserError(
             "--rejected-dir copies images, and files of features hold none; leave it out: the "
@@ -98,7 +98,7 @@ def predict(request: Request, reporter: Reporter) -> Predicted:
         found.rule = reject.describe_rule(chosen, threshold)
     column = None if in_predictions else chosen
     table = predictions_csv(found.paths, model.classes, outputs, found.accepted, column)
-    write_output(Path(request.out), table)
+    write_output(request.out, table)
     if folder is not None and found.accepted is not None:
         reject.collect(folder, found.paths, model.classes, outputs, chosen, found.accepted)
     found.skipped += problems

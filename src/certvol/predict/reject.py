@@ -19,6 +19,7 @@ from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
 from certvol.predict.measure import threshold_at
 from certvol.runs.folder import RunFolder
+from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, read_column, write_text
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES
 from certvol.settings import nearest
@@ -84,13 +85,7 @@ def describe_rule(measure: str, threshold: float) -> str:
 
 def check_folder(folder: Path, inputs: Sequence[str] = ()) -> None:
     """Make an empty folder for rejected images, outside the images to predict."""
-    place = folder.absolute()
-    for given in inputs:
-        if Path(given).is_dir() and place.is_relative_to(Path(given).absolute()):
-            raise UserError(
-                f"{folder} lies inside {given}, and the next prediction would read the copies; "
-                "give another --rejected-dir"
-            )
+    check_outside(folder, inputs, "--rejected-dir")
     try:
         if folder.exists() and next(folder.iterdir(), None) is not None:
             raise UserError(f"{folder} is not empty; give a new folder as --rejected-dir")

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from certvol.errors import UserError
-from certvol.files import held_alone, write_atomically
+from certvol.files import held_alone, is_leftover, remove_leftovers, write_atomically
 from certvol.runs.checkpoint import Checkpoints, append, append_line, load_tensors, write_tensors
 from certvol.runs.tensorboard import TensorBoard
 
@@ -152,7 +152,7 @@ class RunFolder:
             advice = f"resume it with `certvol adapt --resume {self.path}`"
             state = "it is complete" if self.finished else advice
             raise UserError(f"{self.path} holds another run ({state}); give a new folder as --out")
-        names = [name for name in names if name not in ("lock", "config.yaml.part")]
+        names = [name for name in names if name != "lock" and not is_leftover(name)]
         if names:
             raise UserError(
                 f"{self.path} is not empty (it holds {names[0]}); give a new folder as --out"
@@ -209,10 +209,13 @@ class RunFolder:
                         f"{entry} is a named pipe, a socket or a device; remove it from the run"
                     )
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing this run."""
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing this run, and remove what a killed one half wrote."""
         refusal = f"another process is writing the run {self.path}; wait for it, or stop it first"
-        return held_alone(self.lock_file, refusal)
+        with held_alone(self.lock_file, refusal):
+            remove_leftovers(self.path)
+            yield
 
     def write_json(self, path: Path, content: Any) -> None:
         if self.writes:

@@ -1,37 +1,104 @@
-"""Files that a command writes to a place the user chose."""
+"""Files and folders that a command writes to a place the user chose."""
 
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from certvol.data.folders import has_image_suffix, printable
+from certvol.data.folders import has_image_suffix, printable, reason_of
 from certvol.errors import UserError
+from certvol.files import output_file
 from certvol.runs.folder import RunFolder
-from certvol.runs.tables import write_text
+
+Place = str | os.PathLike[str]
 
 
-def check_output(path: str | Path, option: str = "--out") -> None:
-    """Refuse, before any work, a folder, an existing image and a file that a run needs.
+def check_output(path: Place, option: str = "--out", inputs: Iterable[Place] = ()) -> None:
+    """Refuse, before any work, a place that cannot be written, and a file that is still needed.
 
-    Any other existing file is replaced.
+    These are existing images, files of runs and the `inputs` of the command itself. Any other
+    existing file is replaced; a pipe or a character device is written into.
     """
+    shown = f"{option} {printable(os.fspath(path))}"
     place = Path(path)
-    shown = f"{option} {printable(str(place))}"
-    if place.is_dir():
-        raise UserError(f"{shown} is a folder; give a file")
-    if not place.is_file():
-        return
-    if has_image_suffix(place.name) or has_image_suffix(place.resolve().name):
+    try:
+        if place.is_dir() or os.fspath(path).endswith(os.sep):
+            raise UserError(f"{shown} is a folder; give a file")
+        own = place.resolve()
+        if not place.exists():
+            _check_folder(own.parent)
+            return
+        status = place.stat()
+        if not stat.S_ISREG(status.st_mode):
+            if not (stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+                raise UserError(f"{shown} is a disk or a socket; give a file")
+            return
+        _check_folder(own.parent)
+        taken = any(same_file(place, given) for given in inputs)
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL; a link that leads to itself
+        raise UserError(f"cannot write {shown}: {reason_of(error)}") from None
+    if any(os.path.samestat(status, stream) for stream in _own_streams()):
+        raise UserError(f"{shown} is where this command prints; give another file")
+    if has_image_suffix(place.name) or has_image_suffix(own.name):
         raise UserError(f"{shown} is an existing image; give another file")
-    for folder in place.resolve().parents:
-        if RunFolder(folder).owns(place.resolve()):
+    if taken:
+        raise UserError(f"{shown} is an input of this command; give another file")
+    for folder in own.parents:
+        if RunFolder(folder).owns(own):
             raise UserError(
                 f"{shown} is a file of the run {printable(str(folder))}; give another file"
             )
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write a text file, and create the folders above it."""
+def check_outside(folder: Place, images: Iterable[Place | None], option: str = "--out") -> None:
+    """Refuse a folder inside a folder of images, where its files would be taken for images."""
+    shown = f"{option} {printable(os.fspath(folder))}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        place = Path(folder).resolve()
+        above = [each for each in images if each is not None and Path(each).is_dir()]
+        above = [each for each in above if place.is_relative_to(Path(each).resolve())]
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL; a link that leads to itself
+        raise UserError(f"cannot use {shown}: {reason_of(error)}") from None
+    if above:
+        raise UserError(
+            f"{shown} lies inside {printable(os.fspath(above[0]))}, and what is written there would "
+            "be read as images; give another folder"
+        )
+
+
+def same_file(one: Place, other: Place) -> bool:
+    """Return whether both are the same existing file, by whatever names."""
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
+def _own_streams() -> list[os.stat_result]:
+    found = []
+    for descriptor in (1, 2):
+        try:
+            found.append(os.fstat(descriptor))
+        except OSError:
+            continue
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise OSError if no file could be made in the folder, or in the first one above it."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def write_output(path: Place, content: str | bytes) -> None:
+    """Write a file, and create the folders above it; paths that are not Unicode keep their bytes."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+    try:
+        with output_file(Path(path)) as file:
+            file.write(data)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+        place = printable(os.fspath(path))
+        raise UserError(f"cannot write {place}: {reason_of(error)}") from None
