@@ -67,11 +67,47 @@ def test_batches_do_not_change_predictions(run: certvol.Run, files: list[Path]) 
         torch.zeros(2, 8, 8, 3),
         torch.zeros(8, 8, 3, dtype=torch.uint8),
         torch.zeros(2, 4, 8, 8, dtype=torch.uint8),
+        torch.zeros(2, 0, 8, 3, dtype=torch.uint8),
+        torch.zeros(2, 3, 8, 0, dtype=torch.uint8),
+        torch.tensor(1, dtype=torch.uint8),
+        np.zeros((2, 8, 8, 3), np.complex64),
     ],
 )
-def test_other_tensors_are_refused(run: certvol.Run, images: torch.Tensor) -> None:
+def test_other_tensors_are_refused(run: certvol.Run, images: Any) -> None:
     with pytest.raises(UserError, match="uint8 tensor"):
         certvol.load(run.path).predict(images)
+
+
+@pytest.mark.parametrize(
+    ("given", "batch_size", "reason"),
+    [
+        ([], 0, "batch_size"),
+        (torch.zeros(2, 8, 8, 3, dtype=torch.uint8), -1, "batch_size"),
+        (["a\0.png"], 2, "path is invalid"),
+        (np.array(["a\0b.png", "c.png"]), 2, "path is invalid"),
+        (3, 2, "found one int"),
+        (None, 2, "found one NoneType"),
+        (np.zeros((2, 8, 8, 3), "M8[s]"), 2, "array of numbers"),
+        (Image.new("RGB", (0, 4)), 2, "cannot read the image"),
+    ],
+)
+def test_other_input_is_refused(run: certvol.Run, given: Any, batch_size: int, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        certvol.load(run.path).predict(given, batch_size=batch_size)
+
+
+def test_arrays_of_paths_and_reversed_arrays_give_the_same_predictions(
+    run: certvol.Run,
+) -> None:
+    model, files = run.model(), sorted((run.path.parent / "target").rglob("*.png"))[:4]
+    expected = model.predict(files).probabilities
+    for paths in (np.array([str(file) for file in files]), np.array(files, dtype=object)):
+        assert np.array_equal(model.predict(paths).probabilities, expected)
+    rgb = np.stack([np.asarray(Image.open(file)) for file in files])
+    expected = model.predict(rgb).probabilities
+    bgr = np.ascontiguousarray(rgb[..., ::-1])  # as OpenCV reads images
+    assert np.array_equal(model.predict(bgr[..., ::-1]).probabilities, expected)
+    assert np.array_equal(model.predict(rgb[::-1]).probabilities, expected[::-1])
 
 
 def test_the_error_names_a_file_that_is_not_an_image(run: certvol.Run, tmp_path: Path) -> None:

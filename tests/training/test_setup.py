@@ -221,7 +221,13 @@ def test_inputs_that_do_not_go_together_are_refused(
         model.predict([next(folders[1].rglob("*.png"))])
     with pytest.raises(UserError, match="takes"):
         model.predict(np.zeros((2, 5), np.float32))
-    assert len(model.predict(np.zeros((2, model.info.dim), np.float32)).labels) == 2
+    rows = np.zeros((2, model.info.dim))
+    for value in (np.nan, np.inf, 1e300):
+        with pytest.raises(UserError, match="not finite numbers"):
+            model.predict(np.concatenate([rows, rows + value]))
+    with pytest.raises(UserError, match="real features"):
+        model.predict(rows + 1j)
+    assert len(model.predict(rows).labels) == 2
     trained = certvol.load(
         certvol.adapt(*folders, out=tmp_path / "trained", **tiny(training__cycles=1)).path, "cpu"
     )

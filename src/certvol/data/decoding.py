@@ -150,6 +150,8 @@ def read_file(path: Path, max_megapixels: float) -> tuple[bytes, os.stat_result]
                 "too many open files; raise the limit (ulimit -n) or lower data.workers"
             ) from None
         raise UnreadableImage(f"cannot be read: {reason_of(error)}", lasting=False) from None
+    except ValueError:  # a NUL in the path
+        raise UnreadableImage("its path is invalid") from None
     except MemoryError:
         raise UnreadableImage("too little memory to read it") from None
 
@@ -226,6 +228,8 @@ def _pixels(
     image: Image.Image, size: int | None, max_megapixels: float, take_large: bool = True
 ) -> Pixels:
     count = image.width * image.height
+    if count == 0:
+        raise UnreadableImage("it has no pixels")
     if count > max_megapixels * 1e6:
         limit = f"data.max_megapixels is {max_megapixels:g}"
         raise UnreadableImage(f"{count / 1e6:.0f} megapixels ({limit})")

@@ -81,13 +81,9 @@ class Model:
         N x H x W x 3 or N x 3 x H x W. For a run with a frozen backbone it may also be a tensor or
         array N x D of features.
         """
-        if isinstance(images, str | Path | Image.Image):
-            images = [images]
-        elif isinstance(images, np.ndarray):
-            images = torch.from_numpy(images)
-        elif not isinstance(images, Tensor):
-            images = list(images)
-        outputs = self._outputs(images, batch_size)
+        if batch_size < 1:
+            raise UserError(f"`batch_size` should be 1 or more, found {batch_size}")
+        outputs = self._outputs(_as_inputs(images), batch_size)
         labels = [self.classes[i] for i in outputs.labels_N]
         return Prediction(labels, outputs.probabilities_NC, outputs.sigma_N)
 
@@ -101,7 +97,7 @@ class Model:
         inputs: Iterable[Tensor] = map(self._view, batches)
         if isinstance(images, Tensor) and images.ndim == 2:
             self.check_features(images.shape[1], "the tensor")
-            inputs = (rows.float().to(self.device) for rows in torch.split(images, batch_size))
+            inputs = (_finite(rows).to(self.device) for rows in torch.split(images, batch_size))
         return run_batches(self.method, inputs, TARGET)
 
     def check_features(self, dim: int, what: str) -> None:
@@ -155,10 +151,51 @@ class Model:
             raise UserError(f"cannot read the image {printable(str(image))}: {error}") from None
 
 
+def _as_inputs(images: Any) -> list[Any] | Tensor:
+    """Return paths and PIL images as a list, and pixels and features as a tensor."""
+    if isinstance(images, str | os.PathLike | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray) and images.dtype.kind in "USO":
+        return list(images.ravel().tolist())
+    if isinstance(images, np.ndarray):
+        images = _as_tensor(images)
+    if isinstance(images, Tensor):
+        if images.ndim == 0 or images.is_complex():
+            raise UserError(
+                "expected a uint8 tensor of images or a tensor N x D of real features, "
+                f"found {images.dtype} {tuple(images.shape)}"
+            )
+        return images.detach()
+    try:
+        return list(images)
+    except TypeError:
+        kind = type(images).__name__
+        raise UserError(f"expected paths, PIL images or a tensor, found one {kind}") from None
+
+
+def _as_tensor(array: NDArray[Any]) -> Tensor:
+    """Return a tensor of an array, also of one with the order of its bytes or rows reversed."""
+    try:
+        if min(array.strides, default=0) < 0 or not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        raise UserError(f"expected an array of numbers, found the type {array.dtype}") from None
+
+
+def _finite(rows_ND: Tensor) -> Tensor:
+    found = rows_ND.float()
+    if not bool(found.isfinite().all()):
+        raise UserError(
+            "some features are not finite numbers, or too large for 32 bits; leave those rows out"
+        )
+    return found
+
+
 def _square_pixels(images: Tensor, size: int) -> Tensor:
     """Resize a uint8 tensor of images to N x size x size x 3."""
     channels = images.shape[1::2] if images.ndim == 4 else ()
-    if images.dtype != torch.uint8 or 3 not in channels:
+    if images.dtype != torch.uint8 or 3 not in channels or 0 in images.shape:
         raise UserError(
             "expected a uint8 tensor N x 3 x H x W or N x H x W x 3, "
             f"found {images.dtype} {tuple(images.shape)}"
