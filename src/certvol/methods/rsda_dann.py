@@ -13,8 +13,8 @@ Deliberate differences: each training starts from this run's model after pretrai
 (published: from ImageNet), and takes `training.cycles` with ramps and learning rate over them
 (published: 1001 to 5001 steps each), so a run costs 1 + `rounds` times as much as others. Labels
 come from the last model of a training (published code: from the best by target labels). The
-optimiser is the common one, with one rate for all but the discriminator (published: ten times
-higher for all but the backbone).
+optimiser is the common one, without momentum at the start of each training as published, but with
+one rate for all but the discriminator (published: ten times higher for all but the backbone).
 Published radius: 10 on Office-31, 20 on Office-Home, 8.5 on VisDA; entropy weight 1, or 0.1 on some
 tasks. The mixture is the published one, the Gaussian's share at most 0.5. Of the two published
 widths of the uniform it uses that of its moments, 2 sqrt(3 (C2 - C1^2)), not 2 sqrt(3 C2 - C1^2).

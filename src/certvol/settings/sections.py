@@ -200,7 +200,9 @@ class TrainingConfig:
     weight_decay: float = setting(0.0, at_least=0, help="Weight decay of all weights.")
     grad_clip: float = setting(0.0, at_least=0, help="Largest norm of the gradient; 0: no limit.")
     fresh_optimizer: bool = setting(
-        False, help="Discard the optimiser's momentum when adaptation starts."
+        False,
+        help="Discard the optimiser's momentum when adaptation starts, as methods with stages "
+        "always do at the start of each.",
     )
     pseudo_labels: str = setting(
         "argmax", help="Rule that labels the target (see `certvol list rules`)."

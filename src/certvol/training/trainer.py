@@ -195,7 +195,7 @@ class Trainer:
         self.state.watched_N = outputs.labels_N
         self.keeper.log_scores(0, scores, outputs.probabilities_NC)
         self.stepper.set_norm_mode(self.position.mode)
-        if self.settings.fresh_optimizer:
+        if self.settings.fresh_optimizer or self.method.stages > 1:  # every stage starts alike
             self.stepper.new_optimizer()
 
     def adapt(self, until_cycle: int) -> None:
