@@ -26,6 +26,7 @@ from certvol.nn.network import Network, seeded_backbone
 from certvol.predict import export
 from certvol.predict.export_formats import FORMATS, METADATA_FILE, Exporter
 from certvol.settings import ModelConfig
+from support.images import tiny
 
 README = Path(__file__).parents[2] / "README.md"
 SIDE = 10  # of the squashed image, for a network of 8 pixels
@@ -259,3 +260,25 @@ def test_damaged_thresholds_are_refused(content: str, tmp_path: Path) -> None:
     with pytest.raises(certvol.errors.UserError, match="damaged"):
         export._thresholds(tmp_path / "evaluation.json")
     assert export._thresholds(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize("method", ["jda", "gtda"])
+def test_a_head_that_compares_with_stored_rows_is_exported(method: str, tmp_path: Path) -> None:
+    """With more rows than 25, where torch's distances take another way, and rows that are stored."""
+    draw, labels = np.random.default_rng(0), np.repeat(["a", "b", "c"], 12)
+    rows = (4 * np.eye(3, 5)[np.arange(36) // 12] + draw.normal(size=(36, 5))).astype(np.float32)
+    np.savez(tmp_path / "source.npz", features=rows, labels=labels)
+    np.savez(tmp_path / "target.npz", features=rows[:30] + 0.3)
+    files = (tmp_path / "source.npz", tmp_path / "target.npz")
+    settings = tiny(method__name=method, model__backbone="features-5")
+    model = certvol.adapt(*files, out=tmp_path / "run", **settings).model()
+    for name, exporter in FORMATS.items():
+        if name == "onnx":
+            pytest.importorskip("onnxscript")
+        export.export(tmp_path / "run", tmp_path / "model", name)
+        content = (tmp_path / "model").read_bytes()
+        for count in (1, 3, 30):
+            inputs = rows[:count] + np.float32(0.3)
+            (logits,) = exporter.run(content, torch.from_numpy(inputs))
+            predicted = model.predict(inputs).probabilities
+            assert softmax(logits) == pytest.approx(predicted, abs=1e-4)

@@ -5,6 +5,7 @@ Fitting takes and returns numpy arrays in float64; prediction uses torch tensors
 and the estimators of `certvol.sklearn` share this module.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,7 +161,13 @@ def _distances(rows_ND: Tensor, others_MD: Tensor) -> Tensor:
 
     By matrix products in float32 or TF32, a row of 2,048 features is not at 0 from itself.
     """
-    return torch.cdist(rows_ND.double(), others_MD.double()).to(rows_ND.dtype)
+    pair = (rows_ND.double(), others_MD.double())
+    return torch.cdist(*pair, compute_mode="use_mm_for_euclid_dist").to(rows_ND.dtype)
+
+
+def _parts(rows_ND: Tensor) -> Sequence[Tensor]:
+    """Split rows to bound memory; an exported graph, whose number of rows is open, keeps them whole."""
+    return [rows_ND] if torch.compiler.is_compiling() else torch.split(rows_ND, ROWS_AT_ONCE)
 
 
 def nearest_logits(
@@ -172,10 +179,11 @@ def nearest_logits(
 ) -> Tensor:
     """Return minus the squared distance to the nearest source row of each class."""
     found = []
-    for rows in torch.split(rows_NK, ROWS_AT_ONCE):
+    for rows in _parts(rows_NK):
         squared_NS = _distances(rows, source_SK).square()
-        nearest_NC = rows.new_full((len(rows), num_classes), -ABSENT)
-        nearest_NC.scatter_reduce_(1, labels_S.expand(len(rows), -1), squared_NS, "amin")
+        count = rows.shape[0]  # `len` would fix the number in an exported graph
+        nearest_NC = rows.new_full((count, num_classes), -ABSENT)
+        nearest_NC = nearest_NC.scatter_reduce(1, labels_S.expand(count, -1), squared_NS, "amin")
         found.append(-nearest_NC / temperature)
     return torch.cat(found)
 
@@ -195,8 +203,7 @@ class Game(NamedTuple):
 def neighbours(rows_ND: Tensor, nodes_MD: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return distances and numbers of the nearest nodes of each row, the nearest first."""
     count = min(count, len(nodes_MD))
-    split = torch.split(rows_ND, ROWS_AT_ONCE)
-    parts = [_distances(rows, nodes_MD).topk(count, largest=False) for rows in split]
+    parts = [_distances(rows, nodes_MD).topk(count, largest=False) for rows in _parts(rows_ND)]
     return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
 
