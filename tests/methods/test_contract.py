@@ -70,7 +70,8 @@ def test_loss_terms_are_finite_scalars_with_gradients(name: str, adapting: bool)
     # Only the networks that predict learn in pretraining.
     learning = method if adapting else method.network
     for parameter_name, parameter in learning.named_parameters():
-        assert parameter.grad is not None, parameter_name
+        fixed = adapting and parameter_name.startswith(method.fixed_in_adaptation)
+        assert (parameter.grad is None) is fixed, parameter_name
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
 
 
@@ -265,6 +266,18 @@ def test_noise_depends_on_an_images_place_in_the_whole_batch_alone() -> None:
     assert whole.shape == (16, 3, 5)
     rows = torch.tensor([0, 1, 8, 9])
     part = dataclasses.replace(make_batch(), rows=rows).noise(features[rows], 3)
+    assert torch.equal(part, whole[rows])
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_dropout_masks_drop_at_their_rate_and_depend_on_a_rows_place_alone(rate: float) -> None:
+    features = torch.zeros(16, 500)
+    whole = make_batch().dropout_masks(features, 2, rate)
+    assert whole.shape == (16, 2, 500)
+    assert set(whole.unique().tolist()) <= {0.0, 1.0}
+    assert whole.mean().item() == pytest.approx(1 - rate, abs=0.02)
+    rows = torch.tensor([0, 1, 8, 9])
+    part = dataclasses.replace(make_batch(), rows=rows).dropout_masks(features[rows], 2, rate)
     assert torch.equal(part, whole[rows])
 
 

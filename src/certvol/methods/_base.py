@@ -54,6 +54,12 @@ class Batch:
         whole = torch.randn(shape, generator=self.generator, device=device, dtype=dtype)
         return whole if len(self.rows) == self.total else whole[self.rows]
 
+    def dropout_masks(self, features_ND: Tensor, num_masks: int, rate: float) -> Tensor:
+        """Draw N x M x D masks: 0 with probability `rate`, else 1; by a row's place alone."""
+        uniform_NMD = torch.special.ndtr(self.noise(features_ND.float(), num_masks))
+        masks_NMD: Tensor = (uniform_NMD >= rate).float()
+        return masks_NMD
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -109,6 +115,9 @@ class AdaptationMethod(nn.Module, ABC):
     """True: `label_target` also gets the centres of the source's classes."""
     views_per_image: ClassVar[int] = 1
     """2: adaptation gets two views of every image."""
+    fixed_in_adaptation: ClassVar[tuple[str, ...]] = ()
+    """How the names of weights begin that only pretraining trains: `loss_terms` gives them no
+    gradient in adaptation, so that the optimiser leaves them alone."""
     ramps: ClassVar[bool] = False
     """True: the losses grow with `Batch.progress`, so labels that rest at first may move later."""
     closed_form: ClassVar[bool] = False

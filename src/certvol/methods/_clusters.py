@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+COMPARED_ROWS = 2048  # compared with all others at a time
+
 
 def cosine_distance(units_ND: Tensor, centres_CD: Tensor) -> Tensor:
     """Return (1 - cos) / 2, N x C, for rows and centres of any length."""
@@ -38,6 +40,40 @@ def spherical_kmeans(
             break
     distance_N, clusters_N = cosine_distance(units_ND, centres_CD).min(dim=1)
     return clusters_N, distance_N, centres_CD
+
+
+def prototype_labels(rows_ND: Tensor, probabilities_NC: Tensor, least: int = 0) -> Tensor:
+    """Label rows by the nearest of their classes' centres, by cosine; two rounds (Liang et al.).
+
+    The first centres are means weighted by probability, the second those of the first labels.
+    Rows get a 1 appended and unit length. Only classes that more than `least` rows are predicted as
+    take part; if there is none, those of any row.
+    """
+    num_classes = probabilities_NC.shape[1]
+    units_NE = F.normalize(F.pad(rows_ND.float(), (0, 1), value=1.0), dim=1)
+    counts_C = torch.bincount(probabilities_NC.argmax(dim=1), minlength=num_classes)
+    takes_part_C = counts_C > (least if bool((counts_C > least).any()) else 0)
+    centres_CE = probabilities_NC.float().T @ units_NE
+    for _ in range(2):
+        cosine_NC = units_NE @ F.normalize(centres_CE, dim=1).T
+        labels_N = cosine_NC.masked_fill(~takes_part_C, -torch.inf).argmax(dim=1)
+        # A class that lost all its rows has no centre.
+        takes_part_C = torch.bincount(labels_N, minlength=num_classes) > 0
+        centres_CE = class_sums(units_NE, labels_N, num_classes)
+    return labels_N
+
+
+def nearest_others(rows_ND: Tensor, count: int) -> Tensor:
+    """Return the indices of each row's nearest other rows by cosine, N x at most `count`."""
+    units_ND = F.normalize(rows_ND.float(), dim=1)
+    count = min(count, len(units_ND) - 1)
+    found = []
+    for first in range(0, len(units_ND), COMPARED_ROWS):
+        part_RD = units_ND[first : first + COMPARED_ROWS]
+        cosine_RN = part_RD @ units_ND.T
+        cosine_RN.diagonal(first).fill_(-torch.inf)
+        found.append(cosine_RN.topk(count, dim=1).indices)
+    return torch.cat(found)
 
 
 def match_centres(found_CD: Tensor, known_CD: Tensor) -> Tensor:

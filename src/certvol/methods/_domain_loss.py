@@ -47,29 +47,35 @@ class DomainLossMethod(AdaptationMethod):
 
 
 class Bottleneck(nn.Module):
-    """ReLU(BatchNorm(Linear D -> B)). The norm mode is the backbone's, `model.norm`."""
+    """ReLU(BatchNorm(Linear D -> B)), or without the ReLU. The norm mode is `model.norm`."""
 
-    def __init__(self, network: Network, width: int) -> None:
+    def __init__(self, network: Network, width: int, rectified: bool = True) -> None:
         super().__init__()
         self.linear = nn.Linear(network.dim, width)
         self.norm = DomainBatchNorm(nn.BatchNorm1d(width), network.domains)
+        self.rectified = rectified
 
     def forward(self, features_ND: Tensor) -> Tensor:
-        return F.relu(self.norm(self.linear(features_ND)))
+        rows_NB: Tensor = self.norm(self.linear(features_ND))
+        return F.relu(rows_NB) if self.rectified else rows_NB
 
 
 class BottleneckClassifier(Classifier):
-    """A bottleneck and a linear classifier on it, in place of `network.classifier`.
+    """A bottleneck and a classifier of `layers` on it, in place of `network.classifier`.
 
     Width 0 is the common classifier on the backbone's features.
     """
 
-    def __init__(self, network: Network, width: int) -> None:
+    def __init__(
+        self, network: Network, width: int, layers: int = 1, rectified: bool = True
+    ) -> None:
         common = network.classifier
         self.width = width or network.dim
-        layers = 2 if width == 0 and common.hidden is not None else 1
+        layers = 2 if width == 0 and common.hidden is not None else layers
         super().__init__(self.width, network.num_classes, layers, common.dropout)
-        self.bottleneck: nn.Module = Bottleneck(network, width) if width > 0 else nn.Identity()
+        self.bottleneck: nn.Module = nn.Identity()
+        if width > 0:
+            self.bottleneck = Bottleneck(network, width, rectified)
 
     def forward(self, features: Tensor, drop: Drop | None = None) -> Tensor:
         return self.classify(self.bottleneck(features), drop)

@@ -1,0 +1,73 @@
+"""Source Hypothesis Transfer, SHOT (Liang, Hu and Feng, ICML 2020): target features that fit the
+source's classifier, without the source.
+
+Implemented: pretraining by smoothed cross-entropy on the source. Adaptation leaves the classifier
+as it is and trains everything before it on target rows alone: the mean entropy of predictions, less
+the entropy of their mean (diversity), + `pseudo_weight` * cross-entropy to pseudo-labels. Before
+each cycle these come from class centres of the target's bottleneck features: first weighted by
+probability, then those of the first labels. `partial` is the published form for a target that lacks
+classes: no diversity, and only classes that more than `min_images` images are predicted as get
+labels.
+Deliberate differences: pseudo-labels follow cycles (published: epochs). The classifier is a plain
+linear layer (published: weight-normalised), `model.dropout` stands before it, and the backbone
+learns at the common rate (published: a tenth). Source rows of a batch only take part in BatchNorm
+statistics of `model.norm mixed`. A class that loses all its rows between both rounds drops out.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from certvol.methods._base import Batch, Labelled, Survey
+from certvol.methods._clusters import prototype_labels
+from certvol.methods._losses import mean_cross_entropy, mean_or_zero
+from certvol.methods._self_labelling import SelfLabellingMethod
+from certvol.scores.uncertainty import entropy
+from certvol.settings import setting
+
+
+def negative_diversity(probabilities_NC: Tensor) -> Tensor:
+    """Return minus the entropy of the mean probabilities; 0 without rows."""
+    mean_1C = probabilities_NC.sum(dim=0, keepdim=True) / max(1, len(probabilities_NC))
+    return -entropy(mean_1C)[0]
+
+
+class Method(SelfLabellingMethod):
+    summary = "SHOT: sure, varied target predictions of the source's fixed classifier"
+    source_free = True
+    fixed_in_adaptation = ("network.classifier.output.",)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(SelfLabellingMethod.Config):
+        pseudo_weight: float = setting(
+            0.3, at_least=0, help="Weight of the cross-entropy to pseudo-labels."
+        )
+        partial: bool = setting(
+            False, help="For a target that lacks classes: no diversity, few-image classes skipped."
+        )
+        min_images: int = setting(
+            10, at_least=0, help="With `partial`: classes of no more images get no pseudo-labels."
+        )
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        return {"pseudo_ce": self.config.pseudo_weight}
+
+    def label_target(self, survey: Survey) -> Labelled:
+        least = self.config.min_images if self.config.partial else 0
+        rows_NB = self.head.bottleneck(survey.features_ND)
+        return Labelled(prototype_labels(rows_NB, survey.probabilities_NC, least))
+
+    def target_logits(self, rows_TB: Tensor) -> Tensor:
+        output = self.head.output
+        rows_TB = F.dropout(rows_TB, self.head.dropout, self.training)
+        return F.linear(rows_TB, output.weight.detach(), output.bias.detach())
+
+    def target_losses(self, batch: Batch, logits_TC: Tensor) -> dict[str, Tensor]:
+        p_TC = logits_TC.softmax(dim=1)
+        terms = {"entropy": mean_or_zero(entropy(p_TC))}
+        if not self.config.partial:
+            terms["diversity"] = negative_diversity(p_TC)
+        labels_T = batch.labels_N[batch.num_source :]
+        return terms | {"pseudo_ce": mean_cross_entropy(logits_TC, labels_T)}

@@ -1,0 +1,134 @@
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import certvol
+from certvol.methods._base import Batch
+from certvol.methods._clusters import nearest_others, prototype_labels
+from certvol.methods.shot import negative_diversity
+from certvol.runs.checkpoint import read_tensors
+from support import naive_losses as naive
+from support.images import tiny
+from support.methods import CLASSES, make_batch, make_method, make_survey
+from support.plain_steps import Weights, assert_steps_are, features_of, linear, normalised
+
+BOTTLENECK = "network.classifier.bottleneck"
+
+
+def rows_behind_bottleneck(weights: Weights, inputs: Tensor) -> Tensor:
+    x = linear(weights, f"{BOTTLENECK}.linear", features_of(weights, inputs))
+    norm = f"{BOTTLENECK}.norm"
+    return normalised(x, weights[f"{norm}.weight_SC"][0], weights[f"{norm}.bias_SC"][0])
+
+
+@pytest.mark.parametrize("least", [0, 7])
+def test_labels_are_those_of_the_loops(least: int) -> None:
+    torch.manual_seed(0)
+    rows, p = torch.randn(40, 5), (3 * torch.randn(40, 4)).softmax(dim=1)
+    p[:, 3] = 0.5 * p[:, 3]
+    assert prototype_labels(rows, p, least).tolist() == naive.prototype_labels(rows, p, least)
+
+
+def test_labels_of_tight_clusters_are_right_though_predictions_are_poor() -> None:
+    torch.manual_seed(0)
+    true = torch.arange(3).repeat(30)
+    rows = torch.eye(3)[true] * 5 + 0.1 * torch.randn(90, 3)
+    p = (torch.eye(3)[true] + 2 * torch.randn(90, 3)).softmax(dim=1)
+    assert (p.argmax(1) == true).float().mean() < 0.75
+    assert torch.equal(prototype_labels(rows, p), true)
+
+
+def test_a_class_of_few_predictions_gets_no_labels_unless_all_are_so() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(30, 4)
+    p = torch.eye(3)[torch.tensor([0] * 14 + [1] * 13 + [2] * 3)]
+    assert set(prototype_labels(rows, p, 3).tolist()) == {0, 1}
+    assert set(prototype_labels(rows, p, 0).tolist()) == {0, 1, 2}
+    assert set(prototype_labels(rows, p, 50).tolist()) == {0, 1, 2}
+
+
+def test_neighbours_are_those_of_the_loops_and_never_the_row_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
+    expected = naive.nearest_others(rows, 4)
+    assert nearest_others(rows, 4).tolist() == expected
+    monkeypatch.setattr("certvol.methods._clusters.COMPARED_ROWS", 7)
+    assert nearest_others(rows, 4).tolist() == expected
+    assert nearest_others(rows[:3], 5).shape == (3, 2)
+    assert nearest_others(rows[:1], 5).shape == (1, 0)
+
+
+def test_diversity_is_log_c_for_an_even_mean_and_0_for_one_class() -> None:
+    assert negative_diversity(torch.eye(4)).item() == pytest.approx(-math.log(4))
+    assert negative_diversity(torch.eye(4)[[1, 1]]).item() == pytest.approx(0)
+    assert negative_diversity(torch.empty(0, 4)).item() == 0
+    p = torch.rand(9, 4).softmax(1)
+    expected = -naive.entropy(naive.column_means(p.tolist()))
+    assert negative_diversity(p).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_whole_steps_in_plain_pytorch_give_equal_weights(partial: bool) -> None:
+    def loss(weights: Weights, batch: Batch) -> Tensor:
+        rows = rows_behind_bottleneck(weights, batch.inputs)
+        fixed = {name: value.detach() for name, value in weights.items()}
+        logits = linear(fixed, "network.classifier.output", rows)[8:]
+        log_p = torch.log_softmax(logits, 1)
+        mean = log_p.exp().mean(0)
+        total = -(log_p.exp() * log_p).sum(1).mean()
+        if not partial:
+            total = total + (mean * mean.log()).sum()
+        return total - 0.7 * log_p[torch.arange(8), batch.labels_N[8:]].mean()
+
+    assert_steps_are(make_method("shot", pseudo_weight=0.7, partial=partial, bottleneck=12), loss)
+
+
+def test_pretraining_is_smoothed_cross_entropy() -> None:
+    def loss(weights: Weights, batch: Batch) -> Tensor:
+        rows = rows_behind_bottleneck(weights, batch.inputs)
+        log_p = torch.log_softmax(linear(weights, "network.classifier.output", rows), 1)
+        goal = F.one_hot(batch.labels_N, CLASSES) * 0.8 + (1 - F.one_hot(batch.labels_N)) * 0.2 / 3
+        return -(goal * log_p).sum(1).mean()
+
+    method = make_method("shot", label_smoothing=0.2, bottleneck=12)
+    assert_steps_are(method, loss, adapting=False)
+
+
+def test_source_labels_do_not_matter_in_adaptation() -> None:
+    values = []
+    for label in (0, 1):
+        method = make_method("shot").train()
+        batch = make_batch()
+        batch.labels_N[:8] = label
+        torch.manual_seed(0)
+        values.append(method.loss(method.loss_terms(batch)).item())
+    assert values[0] == values[1]
+
+
+def test_the_partial_form_labels_fewer_classes() -> None:
+    found = {}
+    for partial in (False, True):
+        method = make_method("shot", partial=partial, min_images=20)
+        survey = make_survey(method, 64)
+        labels = torch.tensor([0] * 30 + [1] * 25 + [2] * 9)
+        survey = dataclasses.replace(survey, probabilities_NC=torch.eye(CLASSES)[labels])
+        found[partial] = set(method.label_target(survey).labels_N.tolist())
+    assert found == {False: {0, 1, 2}, True: {0, 1}}
+
+
+def test_adaptation_leaves_the_classifier_as_pretraining_made_it(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = tiny(method__name="shot", training__weight_decay=0.1, guard__action="warn")
+    run = certvol.adapt(*folders, out=tmp_path / "run", **settings).path
+    before, after = (read_tensors(run / f"{name}.safetensors") for name in ("pretrained", "model"))
+    for key in before:
+        fixed = key.startswith("network.classifier.output.")
+        if key.endswith(("weight", "bias")):
+            assert torch.equal(before[key], after[key]) is fixed, key
