@@ -82,6 +82,8 @@ def test_pretraining_is_cross_entropy_alone_and_leaves_other_networks_as_they_ar
         features = features_of(weights, batch.inputs)
         if behind_bottleneck:
             rows = bottleneck_of(weights, features)
+            if "network.classifier.hidden.weight" in weights:
+                rows = torch.relu(linear(weights, "network.classifier.hidden", rows))
             logits = linear(weights, "network.classifier.output", rows)
         else:
             logits = common_logits(weights, features)
