@@ -67,6 +67,50 @@ def test_a_step_is_sgd_with_nesterov_momentum_weight_decay_and_a_rate_per_part(
             assert torch.allclose(mine, theirs, atol=1e-6), key
 
 
+@pytest.mark.parametrize("adapting", [True, False])
+def test_a_step_that_climbs_takes_the_gradients_uphill_and_starts_from_the_old_weights(
+    adapting: bool,
+) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8)
+    method = make_method("sdat", radius=0.3, bottleneck=12, discriminator_width=20).train()
+    method.network.classifier.dropout = 0.0
+    twin = copy.deepcopy(method)
+    store = PixelStore(pixels, np.arange(20), torch.device("cpu"), 0.5)
+    views = ImageViews(store, store, method.network.info, AugmentConfig())
+    labels = np.tile(np.arange(16) % CLASSES, (1, 1))
+    split = np.array([8 if adapting else 16], dtype=np.int64)
+    plan = CyclePlan(rng.integers(0, 20, (1, 16)), labels, split)
+    settings = TrainingConfig(momentum=0.0)
+    stepper = Stepper(method, views, settings, Team(), bf16=False)
+    terms, batch = stepper.step(plan, 0, 0, 0.5, adapting, 0.05)
+
+    weights = dict(twin.named_parameters())
+    before = {name: value.detach().clone() for name, value in weights.items()}
+    if adapting:
+        found = twin.loss_terms(batch)
+        found = torch.autograd.grad(
+            found["ce"] + found["confusion"], list(weights.values()), allow_unused=True
+        )
+        uphill = {name: g for name, g in zip(weights, found, strict=True) if g is not None}
+        assert not any(name.startswith("discriminator.") for name in uphill)
+        length = sum(float((g**2).sum()) for g in uphill.values()) ** 0.5
+        with torch.no_grad():
+            for name, g in uphill.items():
+                weights[name] += 0.3 * g / length
+    again = twin.loss_terms(batch)
+    twin.loss(again).backward()
+    for name, value in method.named_parameters():
+        gradient = weights[name].grad
+        if gradient is None:
+            assert not adapting
+            continue
+        assert torch.allclose(value, before[name] - 0.05 * gradient, atol=1e-6), name
+    assert {key: v.item() for key, v in terms.items()} == pytest.approx(
+        {key: v.item() for key, v in again.items()}, abs=1e-5
+    )
+
+
 def test_a_batch_holds_tables_and_a_second_view_if_the_method_asks() -> None:
     rng = np.random.default_rng(0)
     method = make_method("self_ensembling")

@@ -162,6 +162,19 @@ class AdaptationMethod(nn.Module, ABC):
         weights = self.term_weights
         return torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
 
+    @property
+    def climb(self) -> float:
+        """Radius of sharpness-aware minimisation (SAM) in adaptation; 0 for ordinary steps.
+
+        The gradients of a step are then those at weights moved by this length along the gradient
+        of `climbed_loss`, so that a step evaluates `loss_terms` twice.
+        """
+        return 0.0
+
+    def climbed_loss(self, terms: dict[str, Tensor]) -> Tensor:
+        """Return the part of the loss whose sharpness counts; all of it unless a method says so."""
+        return self.loss(terms)
+
     def rate_of(self, weight: str) -> float:
         """Return a weight's learning rate relative to the run's, by its name as a parameter."""
         return 1.0

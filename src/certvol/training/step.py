@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from certvol.settings import TrainingConfig
 from certvol.training.cuda_graph import Recorder
 from certvol.training.optimizers import OPTIMIZERS
 
+SMALLEST_NORM = 1e-12  # of a gradient that weights climb along
 STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
 HEAD_RATE = 10.0  # learning rate of the layers behind a frozen backbone, in that of a trained one
 
@@ -128,15 +131,10 @@ class Stepper:
         return self._batch(plan, index, place, adapting)
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
-        network = self.method.network
-        precision = mixed_precision(self.views.device, self.bf16)
-        with network.rows_of(num_source=batch.num_source), precision:
-            terms: dict[str, Tensor] = self._losses(batch.adapting)(batch)
-        # The processes' gradients are averaged, so a larger share of the batch weighs more.
-        weight = len(batch.rows) * self.team.size / batch.total
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.method.loss(terms)
-        (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        with self._uphill(batch):
+            terms = self._terms(batch, self._losses(batch.adapting))
+            self._weighted(self.method.loss(terms), batch).backward()  # type: ignore[no-untyped-call]
         if self.settings.grad_clip > 0:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
         OPTIMIZERS[self.settings.optimizer].before_step(self.optimizer)
@@ -145,6 +143,43 @@ class Stepper:
         if batch.adapting and self.method.teacher is not None:
             self.method.teacher.follow()
         return {name: term.detach() for name, term in terms.items()}
+
+    def _terms(
+        self, batch: Batch, losses: Callable[[Batch], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        precision = mixed_precision(self.views.device, self.bf16)
+        with self.method.network.rows_of(num_source=batch.num_source), precision:
+            return losses(batch)
+
+    def _weighted(self, loss: Tensor, batch: Batch) -> Tensor:
+        """Let a larger share of the batch weigh more: the processes' gradients are averaged."""
+        weight = len(batch.rows) * self.team.size / batch.total
+        return loss if weight == 1 else loss * weight
+
+    @contextmanager
+    def _uphill(self, batch: Batch) -> Iterator[None]:
+        """Inside the context, hold the weights moved by `method.climb` along the whole gradient."""
+        method = self.method
+        if not batch.adapting or method.climb == 0:
+            yield
+            return
+        weights = [weight for weight in method.parameters() if weight.requires_grad]
+        before = [weight.detach().clone() for weight in weights]
+        loss = method.climbed_loss(self._terms(batch, method.loss_terms))
+        gradients = torch.autograd.grad(
+            self._weighted(loss, batch), weights, allow_unused=True, materialize_grads=True
+        )
+        self.team.average(gradients)
+        with torch.no_grad():
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.add_(gradient * (method.climb / norm.clamp(min=SMALLEST_NORM)))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, old in zip(weights, before, strict=True):
+                    weight.copy_(old)
 
     def _losses(self, adapting: bool) -> nn.Module:
         """Return one module per phase: `static_graph` needs the same networks at every step."""
