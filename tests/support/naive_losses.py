@@ -78,3 +78,12 @@ def neighbour_labels(rows_ND: Tensor, p_NC: Tensor, count: int) -> list[tuple[in
         ]
         found.append((means.index(max(means)), max(means)))
     return found
+
+
+def adversarial_mask(gradients: list[float], share: float) -> list[float]:
+    """Drop the units whose loss raises the divergence most, at most a share of all."""
+    limit = int(share * len(gradients))
+    gains = [max(0.0, -gradient) for gradient in gradients]
+    bound = sorted(gains, reverse=True)[limit]
+    kept = [0.0 if gain > bound else 1.0 for gain in gains]
+    return [value * len(kept) / sum(kept) for value in kept]
