@@ -12,7 +12,6 @@ three layers behind the features, without pretraining). `target_ce` is not in th
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from certvol.methods._adversary import reverse_gradient
@@ -46,7 +45,7 @@ class Method(DomainLossMethod):
         )
 
     def domain_losses(self, batch: Batch, rows_NB: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:
-        factor = torch.full_like(batch.progress, self.config.generator_steps)
+        factor = rows_NB.new_full((), self.config.generator_steps)
         layers = 1 if self.network.classifier.hidden is None else 2
         masks_NMD = batch.dropout_masks(rows_NB.detach(), 2 * layers, self.config.drop)
         masks_NMD = masks_NMD[batch.num_source :] / (1 - self.config.drop)
