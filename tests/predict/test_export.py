@@ -264,7 +264,7 @@ def test_damaged_thresholds_are_refused(content: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["jda", "gtda"])
 def test_a_head_that_compares_with_stored_rows_is_exported(method: str, tmp_path: Path) -> None:
-    """With more rows than 25, where torch's distances take another way, and rows that are stored."""
+    """Above 25 rows torch computes distances differently; stored rows are compared too."""
     draw, labels = np.random.default_rng(0), np.repeat(["a", "b", "c"], 12)
     rows = (4 * np.eye(3, 5)[np.arange(36) // 12] + draw.normal(size=(36, 5))).astype(np.float32)
     np.savez(tmp_path / "source.npz", features=rows, labels=labels)

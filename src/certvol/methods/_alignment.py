@@ -166,7 +166,7 @@ def _distances(rows_ND: Tensor, others_MD: Tensor) -> Tensor:
 
 
 def _parts(rows_ND: Tensor) -> Sequence[Tensor]:
-    """Split rows to bound memory; an exported graph, whose number of rows is open, keeps them whole."""
+    """Split rows to bound memory; an exported graph, with any number of rows, keeps them whole."""
     return [rows_ND] if torch.compiler.is_compiling() else torch.split(rows_ND, ROWS_AT_ONCE)
 
 

@@ -62,8 +62,8 @@ def check_outside(folder: Place, images: Iterable[Place | None], option: str = "
         raise UserError(f"cannot use {shown}: {reason_of(error)}") from None
     if above:
         raise UserError(
-            f"{shown} lies inside {printable(os.fspath(above[0]))}, and what is written there would "
-            "be read as images; give another folder"
+            f"{shown} lies inside {printable(os.fspath(above[0]))}, and its files would be "
+            "read as images; give another folder"
         )
 
 
@@ -94,7 +94,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def write_output(path: Place, content: str | bytes) -> None:
-    """Write a file, and create the folders above it; paths that are not Unicode keep their bytes."""
+    """Write a file and create the folders above it; paths that are not Unicode keep their bytes."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
     try:
         with output_file(Path(path)) as file:

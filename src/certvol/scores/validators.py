@@ -213,7 +213,7 @@ def norm_margin(num_classes: int) -> float:
 def fits_better(scores: Scores, other: Scores, num_classes: int) -> bool:
     """Whether statistics that fit the target more serve it better than `other` ones.
 
-    Statistics that do not suit the target leave its predictions uncertain. This holds on both sides:
+    Statistics that do not suit the target leave its predictions uncertain. This holds both ways:
     shared ones under a large shift, and the target's own where it lacks classes. A shift can also
     push nearly all images into few classes, with certainty. Predictions that then spread over
     nearly all classes prove that these are there: a target that lacks classes never spreads so far.
