@@ -207,7 +207,7 @@ def test_the_list_of_settings_reads_the_declarations() -> None:
     assert what.startswith("cvp: Alpha, the weight of the samples' loss")
     assert rows["method.antagonistic", "cvp"][0] == "true"
     allowed = {name: text for name, _, text, _ in list_settings(METHODS)}
-    assert allowed["model.train"] == "all, last_block, head"
+    assert allowed["model.train"] == "auto, all, last_block, head"
     assert allowed["training.batch_size"] == ">= 4, <= 65536"
     assert allowed["data.source"] == ""
     defaults = {name: default for name, default, *_ in list_settings(METHODS)}

@@ -108,7 +108,12 @@ def test_a_method_in_closed_form_freezes_the_backbone_and_says_so(
         *folders,
         out=tmp_path / "run",
         reporter=reporter,
-        **tiny(method__name=method, training__pretrain_steps=40, model__weights=str(weights)),
+        **tiny(
+            method__name=method,
+            training__pretrain_steps=40,
+            model__weights=str(weights),
+            model__train="all",
+        ),
     )
     assert any("`model.train` is set to head" in text for text in reporter.said)
     first, last = load_file(weights), load_file(run.path / "model.safetensors")
@@ -127,6 +132,27 @@ def test_a_method_in_closed_form_freezes_the_backbone_and_says_so(
     assert np.allclose(found.probabilities.sum(1), 1, atol=1e-5)
     pretrained = certvol.load(run.path, "cpu", which="pretrained")
     assert len(pretrained.predict([folders[1] / path for path in paths]).labels) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("preset", "weights", "train"),
+    [
+        ("default", "a file", "head"),
+        ("default", "none", "all"),
+        ("paper", "a file", "all"),
+        ("authors", "a file", "all"),
+    ],
+)
+def test_the_default_preset_freezes_a_backbone_with_pretrained_weights(
+    preset: str, weights: str, train: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    if weights != "none":
+        weights = str(tmp_path / "w.safetensors")
+        save_file(certvol.nn.small_cnn.SmallCNN().state_dict(), weights)
+    short = tiny(model__weights=weights, training__pretrain_steps=0, training__cycles=0)
+    del short["training.pseudo_labels"], short["training.settled"]
+    run = certvol.adapt(*folders, out=tmp_path / "run", preset=preset, **short)
+    assert read_settings_file(run.path / "config.yaml")["model.train"] == train
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 from certvol.errors import UserError
 from certvol.settings import SECTIONS, Config, absolute_path, for_method, nearest, resolve
 from certvol.training import named_choices, pseudo_labels
-from certvol.training.setup import with_fixed_features
+from certvol.training.setup import with_trained_part
 
 Methods = Mapping[str, type]  # name -> class of its settings
 RunKey = tuple[str, str, int]  # task, variant label, seed
@@ -210,4 +210,4 @@ def settings_of(
     weights, cache = (absolute_path(path) for path in (config.model.weights, config.data.cache_dir))
     model = dataclasses.replace(config.model, weights=weights)
     data = dataclasses.replace(config.data, cache_dir=cache, source=None, target=None)
-    return with_fixed_features(dataclasses.replace(config, model=model, data=data))
+    return with_trained_part(dataclasses.replace(config, model=model, data=data))

@@ -107,10 +107,10 @@ class ModelConfig:
     sync_norm: bool = setting(
         False, help="With torchrun: BatchNorm statistics of the whole batch, not of each process."
     )
-    train: Literal["all", "last_block", "head"] = setting(
+    train: Literal["auto", "all", "last_block", "head"] = setting(
         "all",
         help="Part of the network that learns. head: the backbone is frozen, and features are "
-        "extracted once.",
+        "extracted once; auto: head if the backbone has pretrained weights, else all.",
     )
     feature_dims: int | None = setting(
         None,

@@ -255,19 +255,21 @@ class Job:
         return [(projection.project(features), rows) for features, rows in found]
 
 
-def with_fixed_features(config: Config) -> Config:
-    """Choose settings for a method in closed form, which needs fixed features.
+def with_trained_part(config: Config) -> Config:
+    """Settle `model.train`, which depends on the weights and the method.
 
-    The features come from a frozen backbone with pretrained weights; without these weights, from
-    pretraining. Such a method uses neither an adapter nor trials of norm modes.
+    A method in closed form needs fixed features: from a frozen backbone with pretrained weights,
+    or without these weights from pretraining. It uses neither an adapter nor trials of norm modes.
     """
-    if not methods.discover()[config.method_name].closed_form:
-        return config
-    model = replace(config.model, adapter=False, feature_dims=0)
-    if has_pretrained_weights(model.backbone, model.weights):
-        return replace(config, model=replace(model, train="head"))
-    mode = "mixed" if model.norm == "auto" else model.norm
-    return replace(config, model=replace(model, norm=mode))
+    model = config.model
+    pretrained = has_pretrained_weights(model.backbone, model.weights)
+    if model.train == "auto":
+        model = replace(model, train="head" if pretrained else "all")
+    if methods.discover()[config.method_name].closed_form:
+        mode = "mixed" if model.norm == "auto" and not pretrained else model.norm
+        train = "head" if pretrained else model.train
+        model = replace(model, adapter=False, feature_dims=0, train=train, norm=mode)
+    return replace(config, model=model)
 
 
 def open_inputs(config: Config, reporter: Reporter) -> Inputs:
@@ -279,11 +281,15 @@ def open_inputs(config: Config, reporter: Reporter) -> Inputs:
         name = f"features-{source.dim}"
         model = replace(config.model, backbone=name, weights=None, train="head")
         backbone, info = seeded_backbone(model, None, seed)
-        config = with_fixed_features(replace(config, model=model))
+        config = with_trained_part(replace(config, model=model))
         return Inputs(config, source, target, backbone, info)
     asked = config.model.train
-    config = with_fixed_features(config)
-    if config.model.train != asked:
+    config = with_trained_part(config)
+    if asked == "auto" and config.model.train == "head":
+        reporter.say(
+            "the backbone has pretrained weights and is frozen; `--model.train all` trains it too"
+        )
+    elif asked not in ("auto", config.model.train):
         reporter.say(
             f"{config.method_name} works on fixed features: `model.train` is set to "
             f"{config.model.train}"
