@@ -32,7 +32,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_pool, "_GROUP_BYTES", 2 * 192)
 
 
-# A worker that an image with CRASH in it crashes. A file `slow` beside the script makes it slow.
+# A worker that an image with CRASH in it crashes, and one with HANG keeps busy until it is killed.
+# A file `slow` beside the script makes it slow.
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -42,6 +43,8 @@ def decode(raw, *options):
     if b"CRASH" in raw:
         os.write(2, b"certvol test: crashing")
         os.kill(os.getpid(), signal.SIGKILL if b"CRASH9" in raw else signal.SIGSEGV)
+    while b"HANG" in raw:
+        pass
     if Path(__file__).with_name("slow").exists():
         time.sleep(0.02)
     return real(raw, *options)

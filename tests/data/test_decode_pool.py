@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from certvol.data import decode_pool, decoding
+from certvol.data import decode_pool
 from certvol.data.decode_pool import read_images
-from certvol.data.decoding import decode
-from certvol.data.folders import scan
+from certvol.data.decoding import ReadImage, decode
+from certvol.data.folders import ListedFile, scan
 from certvol.errors import RunFailed
 from certvol.settings import DataConfig
 from support.corpus import write_corpus
@@ -158,26 +158,45 @@ def test_threads_decode_if_no_process_starts(
 
 
 @pytest.mark.usefixtures("processes")
-def test_large_files_and_images_are_decoded_in_this_process(
-    images: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("threads", [False, True])
+def test_large_files_and_images_are_decoded_one_at_a_time_by_a_process(
+    images: Path, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
-    large = encoded(Image.new("1", (6000, 5000), 1), "PNG")  # 30 megapixels
-    (images / "a/05.png").write_bytes(large)
+    (images / "a/05.png").write_bytes(encoded(Image.new("1", (6000, 5000), 1), "PNG"))
     (images / "a/07.png").write_bytes((images / "a/06.png").read_bytes() + bytes(9000))
-    decoded: list[int] = []
-    real = decoding.decode
+    alone: list[str] = []
+    real = decode_pool._Worker.read
 
-    def recording(raw: bytes, *options: Any) -> np.ndarray:
-        decoded.append(len(raw))
-        return real(raw, *options)
+    def recording(worker: Any, file: ListedFile, is_alone: bool) -> ReadImage:
+        if is_alone:
+            alone.append(Path(file.path).name)
+        return real(worker, file, is_alone)
 
     listing = scan(images)
-    heavy = (images / "a/07.png").stat().st_size
-    monkeypatch.setattr(decode_pool, "_LARGE_FILE", heavy - 1)
-    monkeypatch.setattr(decoding, "decode", recording)
-    found = read_all(listing, 8, DataConfig(workers=2))
-    assert sorted(decoded) == sorted([len(large), heavy])
+    monkeypatch.setattr(decode_pool, "_LARGE_FILE", (images / "a/07.png").stat().st_size - 1)
+    monkeypatch.setattr(decode_pool._Worker, "read", recording)
+    read = by_threads if threads else by_processes
+    found = read(listing, 8, DataConfig(workers=2))
+    assert sorted(alone) == ["05.png", "07.png"]
+    monkeypatch.setattr(decode_pool, "_COMMAND", ["/nonexistent/python"])
     assert_same(found, by_threads(listing, 8, DataConfig(workers=1)))
+
+
+@pytest.mark.usefixtures("odd_worker")
+@pytest.mark.parametrize("threads", [False, True])
+def test_an_image_that_takes_too_long_is_left_out(
+    images: Path, monkeypatch: pytest.MonkeyPatch, threads: bool
+) -> None:
+    (images / "a/05.png").write_bytes(encoded(picture(), "PNG") + b"HANG" + bytes(9000))
+    listing, config = scan(images), DataConfig(workers=2, decode_seconds=0.2)
+    expected = by_threads(listing, 8, config)
+    monkeypatch.setattr(decode_pool, "_LARGE_FILE", 9000)
+    found = (by_threads if threads else by_processes)(listing, 8, config)
+    number = listing.paths.index("a/05.png")
+    slow = found.pop(number)
+    assert (slow.pixels, slow.lasting) == (None, True)
+    assert slow.reason == "takes too long to decode (data.decode_seconds is 0.2)"
+    assert_same(found, expected[:number] + expected[number + 1 :])
 
 
 @pytest.mark.usefixtures("processes")

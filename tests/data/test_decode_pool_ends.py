@@ -37,6 +37,24 @@ def test_closing_early_leaves_no_process(
     assert children() <= before
 
 
+@pytest.mark.parametrize("processes_from", [1, 1 << 60])
+def test_closing_ends_a_decoder_that_hangs(
+    images: Path, odd_worker: Path, monkeypatch: pytest.MonkeyPatch, processes_from: int
+) -> None:
+    (images / "b/39.png").write_bytes((images / "b/39.png").read_bytes() + b"HANG" + bytes(9000))
+    monkeypatch.setattr(decode_pool, "_PROCESSES_FROM", processes_from)
+    monkeypatch.setattr(decode_pool, "_LARGE_FILE", 9000)
+    monkeypatch.setattr(decode_pool, "_GROUP_BYTES", 192)
+    before = children()
+    groups = read_images(scan(images), 8, DataConfig(workers=2))
+    for _ in range(39):
+        next(groups)
+    began = time.monotonic()
+    groups.close()
+    assert time.monotonic() - began < 30
+    assert children() <= before
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_an_interrupted_build_leaves_no_process_and_resumes(
     images: Path, config: DataConfig, odd_worker: Path, tmp_path: Path

@@ -3,6 +3,7 @@ import os
 import struct
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,35 @@ def test_every_format_decodes(kind: str, options: dict[str, Any]) -> None:
     pixels = decode(encoded(picture(), kind, **options), None, LIMIT)
     assert pixels.dtype == np.uint8
     assert close(pixels, np.asarray(picture()), by=3 if kind == "JPEG" else 0.5)
+
+
+def _with_scans(scans: int) -> bytes:
+    """Add empty scans to a progressive JPEG: each costs as much time as a full one."""
+    raw = encoded(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
+    return raw[:-2] + b"\xff\xda\x00\x08\x01\x01\x00\x01\x3f\x00" * scans + raw[-2:]
+
+
+def _as_tiff(jpeg: bytes) -> bytes:
+    """Wrap a grey JPEG of 64 x 64 in a TIFF of one strip."""
+    tags = {256: 64, 257: 64, 258: 8, 259: 7, 262: 1, 273: 122, 277: 1, 278: 64, 279: len(jpeg)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + jpeg
+
+
+@pytest.mark.parametrize("wrapped", [bytes, _as_tiff])
+def test_a_jpeg_of_many_empty_scans_is_refused_at_once(wrapped: Callable[[bytes], bytes]) -> None:
+    assert close(decode(wrapped(_with_scans(90)), None, LIMIT), np.full((64, 64, 3), 128))
+    with pytest.raises(UnreadableImage, match="scans, which takes too long to decode"):
+        decode(wrapped(_with_scans(200)), None, LIMIT)
+
+
+def test_bytes_after_the_end_of_a_jpeg_are_no_scans() -> None:
+    raw = _with_scans(0) + b"\xff\xda" * 1000  # a phone appends a video
+    assert close(decode(raw, None, LIMIT), np.full((64, 64, 3), 128))
+    comment = b"\xff\xfe\x00\x04\xff\xd9"  # it does not end the image
+    raw = raw[:2] + comment + _with_scans(200)[2:]
+    with pytest.raises(UnreadableImage, match="scans"):
+        decode(raw, None, LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

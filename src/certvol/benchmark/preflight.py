@@ -16,9 +16,9 @@ from certvol.training import named_choices, pseudo_labels
 # Settings that change where and how fast a run is, but not its result; a seed has its own folder.
 WITHOUT_EFFECT = frozenset(
     "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share "
-    "data.max_megapixels training.device training.seed training.log_every training.tensorboard "
-    "training.checkpoint_seconds training.checkpoint_previous training.compile training.record "
-    "model.hub guard.keep".split()
+    "data.max_megapixels data.decode_seconds training.device training.seed training.log_every "
+    "training.tensorboard training.checkpoint_seconds training.checkpoint_previous "
+    "training.compile training.record model.hub guard.keep".split()
 )
 
 

@@ -1,14 +1,16 @@
 """Read and decode many image files at once: in worker processes, or in threads if there are few.
 
 Threads alone do not use many cores, because Pillow holds Python's lock for a part of each image;
-and a decoder that crashes in another process costs one image, not the run. A worker is a program
-(decode_worker.py): not a fork, which is unsafe beside CUDA and threads, and not a `multiprocessing`
-child, which would run the user's script again. docs/decoding.md compares this with joblib's loky.
+and a decoder that crashes or hangs in another process costs one image, not the run. So threads
+leave large images to a process. A worker is a program (decode_worker.py): not a fork, which is
+unsafe beside CUDA and threads, and not a `multiprocessing` child, which would run the user's script
+again. docs/decoding.md compares this with joblib's loky.
 """
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from PIL import ImageFile
 import certvol
 from certvol.data.decode_worker import HELLO
 from certvol.data.decoding import (
+    LargeImage,
     Pixels,
     ReadImage,
     one_large_at_a_time,
@@ -52,10 +55,8 @@ def read_images(
     count = len(listing.paths)
     group = max(1, min(16, _GROUP_BYTES // (size * size * 3)))
     threads = config.workers or cores()
-    # The executable of a frozen application is not Python.
-    can_start = min(threads, cores()) > 1 and not getattr(sys, "frozen", False)
-    use_processes = can_start and count - start >= _PROCESSES_FROM
-    reader = _Reader(listing, size, config.max_megapixels, use_processes)
+    use_processes = min(threads, cores()) > 1 and count - start >= _PROCESSES_FROM
+    reader = _Reader(listing, size, config, use_processes)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
     waiting: deque[Future[list[ReadImage]]] = deque()
     with pillow_settings(config.max_megapixels):
@@ -80,10 +81,12 @@ class _Reader:
     """Read a listing's images, for several threads at once; each thread has a worker of its own."""
 
     def __init__(
-        self, listing: Listing, size: int, max_megapixels: float, use_processes: bool
+        self, listing: Listing, size: int, config: DataConfig, use_processes: bool
     ) -> None:
-        self.listing, self.size, self.max_megapixels = listing, size, max_megapixels
-        self._can_start = use_processes
+        self.listing, self.size, self.config = listing, size, config
+        self._use_processes = use_processes
+        # The executable of a frozen application is not Python.
+        self._can_start = not getattr(sys, "frozen", False)
         self._root = _identity(listing.root)
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
@@ -109,35 +112,34 @@ class _Reader:
             worker.close()
 
     def _read(self, file: ListedFile) -> ReadImage:
-        if file.size > _LARGE_FILE:
-            with one_large_at_a_time:
-                return read_image(file, self.size, self.max_megapixels)
-        return self._read_by_worker(file) or read_image(file, self.size, self.max_megapixels)
-
-    def _read_by_worker(self, file: ListedFile) -> ReadImage | None:
-        """Return None if this thread has to read: no worker starts, or the image is large."""
-        with contextlib.suppress(_WorkerDied):
-            return self._ask_worker(file)
-        with one_large_at_a_time:  # it may have been killed for the memory that others took
+        if file.size <= _LARGE_FILE:
+            with contextlib.suppress(LargeImage, _WorkerDied):
+                return self._decode(file, alone=False)
+        with one_large_at_a_time:  # a worker may have been killed for the memory that others took
             try:
-                return self._ask_worker(file)
+                return self._decode(file, alone=True)
             except _WorkerDied:
                 return ReadImage(None, None, "the decoder crashed on it, or was out of memory")
 
-    def _ask_worker(self, file: ListedFile) -> ReadImage | None:
-        worker = self._worker_of_thread()
+    def _decode(self, file: ListedFile, alone: bool) -> ReadImage:
+        """Raise LargeImage if the image has to be decoded `alone`."""
+        worker = self._worker_of_thread() if alone or self._use_processes else None
         if worker is None:
-            return None
+            return read_image(file, self.size, self.config.max_megapixels, alone)
         try:
-            return worker.read(file)
+            return worker.read(file, alone)
         except _WorkerDied:
             self._of_thread.worker = None
             worker.close()
             if self._killed:
                 raise CancelledError from None
+            if worker.process.returncode == -signal.SIGPROF:
+                limit = f"data.decode_seconds is {self.config.decode_seconds:g}"
+                return ReadImage(None, None, f"takes too long to decode ({limit})")
             raise
 
     def _worker_of_thread(self) -> "_Worker | None":
+        """Return None if no process starts: the thread decodes then."""
         worker: _Worker | None = getattr(self._of_thread, "worker", None)
         try:
             with self._lock:
@@ -147,7 +149,7 @@ class _Reader:
                     return worker
                 worker = _Worker(self.size)
                 self._workers.append(worker)
-            worker.start(self.max_megapixels)
+            worker.start(self.config)
             self._of_thread.worker = worker
             return worker
         except (OSError, _WorkerDied):  # too many processes or open files, too little memory
@@ -189,19 +191,20 @@ class _Worker:
         assert self.process.stdout is not None
         self._requests, self._answers = self.process.stdin, self.process.stdout
 
-    def start(self, max_megapixels: float) -> None:
+    def start(self, config: DataConfig) -> None:
         if self._answers.readline(len(HELLO)) != HELLO:
             raise _WorkerDied
         load_truncated = ImageFile.LOAD_TRUNCATED_IMAGES  # the user may have set it
-        self._send([self._shape[0], max_megapixels, load_truncated])
+        limits = config.max_megapixels, config.decode_seconds
+        self._send([self._shape[0], *limits, load_truncated])
 
-    def read(self, file: ListedFile) -> ReadImage | None:
-        """Return the image; None if it is too large to be decoded beside others."""
+    def read(self, file: ListedFile, alone: bool) -> ReadImage:
+        """Read an image; raise LargeImage if it has to be decoded `alone`."""
         try:
-            self._send(file)
+            self._send([file, alone])
             answer = json.loads(self._answers.readline())
             if answer["large"]:
-                return None
+                raise LargeImage
             if answer["failed"]:
                 raise RunFailed(answer["failed"])
             digest = bytes.fromhex(answer["digest"]) or None

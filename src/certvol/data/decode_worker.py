@@ -23,22 +23,26 @@ _PARENT_CHECK_SECONDS = 2.0
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to act on
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends this process when an image's time is up
     threading.Thread(target=_exit_with, args=(int(sys.argv[1]),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a codec prints must not come between the answers
     answers.write(HELLO)
     answers.flush()
     settings = json.loads(sys.stdin.buffer.readline())
-    size, max_megapixels, ImageFile.LOAD_TRUNCATED_IMAGES = settings
+    size, max_megapixels, seconds, ImageFile.LOAD_TRUNCATED_IMAGES = settings
     with pillow_settings(max_megapixels):
         for line in sys.stdin.buffer:
             image, large, failed = ReadImage(None, None), False, ""
+            file, alone = json.loads(line)
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time: the load does not count
             try:
-                image = read_image(ListedFile(*json.loads(line)), size, max_megapixels, False)
+                image = read_image(ListedFile(*file), size, max_megapixels, alone)
             except LargeImage:
                 large = True
             except RunFailed as error:
                 failed = str(error)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             answer = {
                 "large": large,
                 "failed": failed,

@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import stat
 import threading
 import warnings
@@ -29,6 +30,8 @@ HASH_BYTES = 16
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP", "GIF", "TIFF")
 Image.init()  # register all formats now: doing so on first use misses some if threads race
 _LARGE_PIXELS = 25_000_000
+_MOST_SCANS = 100  # of a progressive JPEG, which has about ten; an empty one costs as much time
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 _EXIF_ORIENTATION = 0x0112
 
 Pixels = npt.NDArray[np.uint8]
@@ -202,7 +205,32 @@ def _reopened(image: Image.Image) -> Image.Image:
 @contextlib.contextmanager
 def _opened(raw: bytes, max_megapixels: float) -> Iterator[Image.Image]:
     with _explained(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+        _check_scans(image, raw)
         yield image
+
+
+def _check_scans(image: Image.Image, raw: bytes) -> None:
+    """Refuse a JPEG, or a TIFF made of them, that would take minutes: no signal stops a decoder."""
+    scans, parts = raw.count(b"\xff\xda"), 1
+    if image.format == "TIFF" and image.info.get("compression") == "jpeg":
+        parts = len(image.tag_v2.get(324) or image.tag_v2.get(273) or [0])  # type: ignore[attr-defined]
+    elif image.format in ("JPEG", "MPO"):
+        scans = _count_scans(raw) if scans > _MOST_SCANS else scans
+    else:
+        return
+    if scans > _MOST_SCANS * parts:
+        raise UnreadableImage(f"a JPEG of {scans} scans, which takes too long to decode")
+
+
+def _count_scans(raw: bytes) -> int:
+    """Count the scans up to the image's end; videos that phones append hold the same bytes."""
+    place = scans = 0
+    while (marker := _MARKER.search(raw, place)) is not None and marker[1] != b"\xd9":
+        place = marker.end()
+        scans += marker[1] == b"\xda"
+        if marker[1] not in (b"\xd8", b"\x01"):
+            place += int.from_bytes(raw[place : place + 2], "big")
+    return scans
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class DataConfig:
     cache_limit_gb: float = setting(
         50.0,
         above=0,
+        at_most=1e6,
         help="Largest size of the cache; images unused for longest are deleted first.",
     )
     workers: int = setting(
@@ -55,7 +56,13 @@ class DataConfig:
         help="With model.train head: views extracted per image; the first is the test view.",
     )
     max_megapixels: float = setting(
-        179.0, above=0, help="Skip larger images, which may be decompression bombs."
+        179.0, above=0, at_most=10_000, help="Skip larger images, which may be decompression bombs."
+    )
+    decode_seconds: float = setting(
+        60.0,
+        above=0,
+        at_most=86_400,
+        help="Skip images that need more processor time than this to decode.",
     )
 
 
