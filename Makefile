@@ -4,14 +4,15 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test check chaos browser setup setup-dev lint hooks clean
+.PHONY: demo test check wheel chaos browser setup setup-dev lint hooks clean
 
 demo: setup
 	$(BIN)/certvol demo --out demo --seed 0
+	@echo "certvol is installed in .venv: call $(BIN)/certvol, or run \`source $(BIN)/activate\` once and call certvol"
 
 # All checks, as CI runs them, and the share of each module's lines that the tests reach.
 test: export CERTVOL_SCREENSHOTS ?= $(CURDIR)/build/screenshots
-test: lint browser
+test: lint wheel browser
 	$(PYTEST) --cov --cov-report term
 
 # The fast checks, in under three minutes.
@@ -24,6 +25,10 @@ lint: setup-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+# Build the sdist and the wheel in dist/, and use the wheel in an empty environment.
+wheel: setup-dev
+	$(BIN)/python tools/check_wheel.py --out dist
 
 # Half an hour: 100 kills over all methods; every run must end with the bytes of an undisturbed one.
 chaos: setup-dev

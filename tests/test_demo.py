@@ -13,16 +13,19 @@ from support.commands import refused
 
 
 @pytest.fixture
-def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace training by a made-up accuracy."""
+def instant(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replace training by a made-up accuracy; return the settings of the newest run."""
+    newest: dict[str, Any] = {}
 
     def adapt(*_: object, **settings: Any) -> SimpleNamespace:
+        newest.update(settings)
         accuracy = {"cvp": 0.75, "dann": 0.5}[settings["method.name"]]
         return SimpleNamespace(metrics={"adapted": {"accuracy": accuracy}})
 
     monkeypatch.setattr("certvol.demo.api.adapt", adapt)
     monkeypatch.setattr("certvol.report.page.report_on_finished", lambda *_: None)
     monkeypatch.setattr("certvol.report.page.write_comparison", lambda runs, out: out)
+    return newest
 
 
 @pytest.mark.usefixtures("instant")
@@ -44,6 +47,17 @@ def test_a_folder_whose_name_is_not_unicode_is_printed(
     out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     assert run(["demo", "--out", out, "--methods", "cvp"]) == 0
     assert r"caf\xe9/<method>/" in capsys.readouterr().out
+
+
+def test_the_demo_takes_settings(
+    tmp_path: Path, instant: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["demo", "--out", str(tmp_path / "demo"), "--methods", "cvp"]
+    assert run([*words, "--training.cycles", "2", "--data.image_size", "8"]) == 0
+    assert (instant["training.cycles"], instant["data.image_size"]) == ("2", "8")
+    words[2] = str(tmp_path / "other")
+    assert "did you mean" in refused(capsys, *words, "--training.cycle", "2")
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_unknown_method_fails_before_anything_is_written(

@@ -1,7 +1,7 @@
 """Adapt synthetic digits to real ones, in the way that a user's folders are adapted."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,19 @@ SETTINGS = {
 
 
 def run(
-    out: Path, seed: int, methods: Sequence[str], reporter: Reporter, stop_signal: StopSignal
+    out: Path,
+    seed: int,
+    methods: Sequence[str],
+    reporter: Reporter,
+    stop_signal: StopSignal,
+    given: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Return the target accuracy of every method; resume runs that were stopped."""
-    for method in methods:
-        api.resolve_settings(settings={"method.name": method})  # an unknown name fails here
+    """Return the target accuracy of every method; resume runs that were stopped.
+
+    `given` settings replace the demo's own.
+    """
+    for method in methods:  # an unknown name or setting fails here
+        api.resolve_settings("quick", settings={**given, "method.name": method})
     if RunFolder(out).holds_a_run:
         raise UserError(f"{out} is a run; give another folder for the demo's runs as --out")
     source, target = write_digits(out / "data", seed=0)
@@ -33,7 +41,7 @@ def run(
     accuracies = {}
     for method in methods:
         reporter.say(f"--- {method}")
-        settings: dict[str, Any] = {"method.name": method, "training.seed": seed, **SETTINGS}
+        settings = {**SETTINGS, **given, "method.name": method, "training.seed": seed}
         try:
             if _begun(out / method, seed):
                 finished = adapt(resume=out / method)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from certvol.cli._options import words_of
+from certvol.cli._options import SETTINGS_HELP, words_of
 from certvol.cli._process import Signals
 from certvol.progress import Reporter, percent
 
@@ -17,6 +17,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     names = "see `certvol list methods` (default: %(default)s)"
     parser.add_argument("--methods", default="source_only,basic,cvp", metavar="NAMES", help=names)
+    parser.set_defaults(takes_settings=True)
+    parser.epilog = SETTINGS_HELP
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
@@ -25,7 +27,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.report.page import report_on_finished, write_comparison
 
     methods, out = words_of(options.methods, "--methods"), Path(options.out)
-    accuracies = demo.run(out, options.seed, methods, reporter, Signals())
+    accuracies = demo.run(out, options.seed, methods, reporter, Signals(), options.settings)
     rows = [[name, percent(value)] for name, value in accuracies.items()]
     print_table("synthetic digits to real ones: target accuracy, %", ["method", "accuracy"], rows)
     reports = [report_on_finished(out / method, reporter) for method in accuracies]
