@@ -335,3 +335,26 @@ def test_the_order_of_the_target_rows_does_not_matter() -> None:
         for rows in (target, target[::-1])
     )
     assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("cls", [CVPClassifier, BasicClassifier])
+def test_a_target_prior_rules_classes_out(cls: type) -> None:
+    """Rows of the absent class are still predicted as one of the others."""
+    model = quick(cls, target_prior={0: 3, 2: 1}).fit(X, Y)
+    assert set(model.predict(TARGET)) == {0, 2}
+    assert model.predict_proba(TARGET)[:, 1].max() == 0
+    assert set(quick(cls).fit(X, Y).predict(TARGET)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("prior", "complaint"),
+    [
+        ("even", "should be 'unknown'"),
+        ({7: 1}, "names 7"),
+        ({0: -1, 1: 2}, "shares from 0"),
+        ({0: 0}, "some above 0"),
+    ],
+)
+def test_a_wrong_target_prior_is_refused(prior: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        quick(BasicClassifier, target_prior=prior).fit(X, Y)

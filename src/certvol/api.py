@@ -24,7 +24,7 @@ from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import read_metrics, write_text
 from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve
-from certvol.training import named_choices, pseudo_labels
+from certvol.training import named_choices, pseudo_labels, target_prior
 from certvol.training.model_choice import Delivery
 from certvol.training.setup import Job
 
@@ -161,7 +161,9 @@ def _with_absolute_paths(config: Config) -> Config:
     def absolute(section: Any, *names: str) -> Any:
         return replace(section, **{name: absolute_path(getattr(section, name)) for name in names})
 
-    data = absolute(config.data, "source", "target", "cache_dir")
+    files = ("source", "target", "cache_dir")
+    prior = () if config.data.target_prior in target_prior.WORDS else ("target_prior",)
+    data = absolute(config.data, *files, *prior)
     return replace(config, data=data, model=absolute(config.model, "weights"))
 
 

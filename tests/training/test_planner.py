@@ -6,16 +6,16 @@ import pytest
 from certvol.methods import discover
 from certvol.settings import TrainingConfig
 from certvol.training.planner import Planner, adaptation_rate, stage_of, steps_per_cycle
+from certvol.training.target_prior import unknown_prior
 
 SOURCE_LABELS = np.array([0] * 20 + [1] * 4 + [2] * 4)
 TARGET_LABELS = np.array([0] * 28 + [1, 2])
 
 
 def _planner(batches: str, usual: Literal["balanced", "plain"]) -> Planner:
-    settings = TrainingConfig(batch_size=24, batches=batches)  # type: ignore[arg-type]
-    return Planner(
-        settings, np.arange(len(SOURCE_LABELS)), SOURCE_LABELS, 3, len(TARGET_LABELS), usual
-    )
+    settings = TrainingConfig(batch_size=24, batches=batches, class_power=0.0)  # type: ignore[arg-type]
+    kept, prior = np.arange(len(SOURCE_LABELS)), unknown_prior(3)
+    return Planner(settings, kept, SOURCE_LABELS, prior, len(TARGET_LABELS), usual)
 
 
 @pytest.mark.parametrize(

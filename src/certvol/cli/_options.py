@@ -21,6 +21,8 @@ SHORTHANDS = {
     "--seed": "training.seed",
     "--device": "training.device",
     "--select": "guard.select",
+    "--target-prior": "data.target_prior",
+    "--target-classes": "data.target_classes",
 }
 
 

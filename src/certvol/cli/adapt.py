@@ -14,7 +14,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="FOLDER", help=help_of("data.target"))
     parser.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
-    add_settings(parser, "--method", "--backbone", "--weights", "--seed", "--device", "--select")
+    shown = ("--method", "--backbone", "--weights", "--seed", "--device", "--select")
+    add_settings(parser, *shown, "--target-prior", "--target-classes")
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:

@@ -3,7 +3,8 @@
 A balanced batch visits some classes and holds the same number of images per class from either
 domain. Classes come from concatenated random permutations, so each is visited equally often. A
 class's images are drawn without replacement across the cycle, and reshuffled when used up. Source
-images stand in for a class without pseudo-labelled images. A plain batch takes the images of each
+images stand in for a class without pseudo-labelled images. A weighted batch is balanced too, but
+draws more target images of classes with more pseudo-labels. A plain batch takes the images of each
 domain in shuffled order, whatever their class.
 """
 
@@ -134,6 +135,53 @@ def plan_mixed_cycle(
         labels.append(np.repeat(np.array([*source_classes, *present]), shape.per_domain))
         num_source.append(len(source_classes) * shape.per_domain)
     return CyclePlan(np.stack(images), np.stack(labels), np.array(num_source, dtype=np.int64))
+
+
+def plan_weighted_cycle(
+    source: Sequence[Indices],
+    target: Sequence[Indices],
+    visits_SK: Indices,
+    shape: BatchShape,
+    power: float,
+    rng: np.random.Generator,
+) -> CyclePlan:
+    """Plan batches of balanced source images, and of target images by their pseudo-labels' shares.
+
+    A class is drawn in proportion to its number of images to the `power`: 1 draws images as they
+    come, less draws rare classes more often than that. A class without images is not drawn.
+    """
+    steps, per_step = len(visits_SK), shape.classes * shape.per_domain
+    drawers = [_Drawer(rng.permutation(pool), rng) for pool in source]
+    rows = [[drawers[c].draw(shape.per_domain) for c in classes] for classes in visits_SK]
+    source_SN = np.stack([np.concatenate(parts) for parts in rows])
+    source_labels_SN = np.repeat(visits_SK, shape.per_domain, axis=1)
+    drawn_C = _weighted_counts([len(pool) for pool in target], power, steps * per_step, rng)
+    of_target = zip(target, drawn_C, strict=True)
+    images_M = np.concatenate([_Drawer(pool, rng).draw(count) for pool, count in of_target])
+    labels_M = np.repeat(np.arange(len(target)), drawn_C)
+    order_SN = rng.permutation(len(images_M)).reshape(steps, -1)
+    return CyclePlan(
+        np.concatenate([source_SN, images_M[order_SN]], axis=1),
+        np.concatenate([source_labels_SN, labels_M[order_SN]], axis=1),
+        np.full(steps, per_step, dtype=np.int64),
+    )
+
+
+def _weighted_counts(
+    sizes: Sequence[int], power: float, total: int, rng: np.random.Generator
+) -> Indices:
+    """Return how often each class is drawn: `total` in all, or 0 if no class has images."""
+    sizes_C = np.array(sizes, dtype=np.float64)
+    weights_C = np.where(sizes_C > 0, sizes_C**power, 0.0)
+    if weights_C.sum() == 0:
+        return np.zeros(len(sizes_C), dtype=np.int64)
+    expected_C = total * weights_C / weights_C.sum()
+    counts_C = np.floor(expected_C).astype(np.int64)
+    left, rest_C = total - int(counts_C.sum()), expected_C - counts_C
+    if left > 0:
+        more = rng.choice(len(sizes_C), size=left, replace=False, p=rest_C / rest_C.sum())
+        counts_C[more] += 1
+    return counts_C
 
 
 def draw_plain(pool: Indices, steps: int, per_step: int, rng: np.random.Generator) -> Indices:

@@ -133,6 +133,9 @@ class AdaptationMethod(nn.Module, ABC):
         super().__init__()
         self.network = network
         self.config = config
+        self.prior_shift_C: Tensor | None
+        self.register_buffer("prior_shift_C", None)
+        """Added to the logits of every decision; None without a target prior."""
         self.teacher: Teacher | None = None
         """A teacher labels, predicts and is delivered in place of the trained weights."""
 
@@ -180,9 +183,26 @@ class AdaptationMethod(nn.Module, ABC):
         return 1.0
 
     def logits(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:
-        """Return the logits for labels and predictions. `drop`: dropout for MC-dropout."""
+        """Return the logits of the model alone, as trained. `drop`: dropout for MC-dropout."""
         logits: Tensor = self.network.classifier(features_ND, drop)
         return logits
+
+    def decide(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:
+        """Return the logits for labels and predictions: the posterior under the target prior."""
+        logits_NC = self.logits(features_ND, drop)
+        shift_C = self.prior_shift_C
+        return logits_NC if shift_C is None else logits_NC + shift_C
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *others: Any
+    ) -> None:
+        found = state_dict.get(f"{prefix}prior_shift_C")
+        if found is None:
+            self.prior_shift_C = None
+        elif self.prior_shift_C is None:
+            place = next(self.parameters()).device
+            self.prior_shift_C = torch.empty_like(found, device=place)
+        super()._load_from_state_dict(state_dict, prefix, *others)  # type: ignore[no-untyped-call]
 
     def label_target(self, survey: Survey) -> Labelled:
         """Pseudo-label all target images, for a method that `labels_whole_target`.

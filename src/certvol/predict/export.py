@@ -45,7 +45,7 @@ class ExportedHead(nn.Module):
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         features_ND = self.method.network.features(inputs)
-        logits_NC, sigma_N = self.method.logits(features_ND), self.method.sigma(features_ND)
+        logits_NC, sigma_N = self.method.decide(features_ND), self.method.sigma(features_ND)
         return (logits_NC,) if sigma_N is None else (logits_NC, sigma_N)
 
 

@@ -115,7 +115,7 @@ def run_batches(
             start = rows.stop
             with mixed_precision(inputs.device, bf16):
                 features_ND = method.network.features(inputs)
-                logits_NC = _at_least_float32(method.logits(features_ND))
+                logits_NC = _at_least_float32(method.decide(features_ND))
                 sigma_N = method.sigma(features_ND)
             found = {"probabilities": logits_NC.softmax(dim=1)}
             if sigma_N is not None:

@@ -64,7 +64,11 @@ def linear_layers(method: AdaptationMethod) -> list[tuple[Tensor, Tensor]] | Non
     if type(classifier) is not Classifier or type(method).logits is not AdaptationMethod.logits:
         return None
     linear = [layer for layer in (classifier.hidden, classifier.output) if layer is not None]
-    return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
+    found = [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
+    if method.prior_shift_C is not None:
+        weight, bias = found[-1]
+        found[-1] = weight, bias + method.prior_shift_C
+    return found
 
 
 def measure(
@@ -85,7 +89,7 @@ def measure(
         found = uncertainty.logit_measures(logits_NC, labels_N)
         passes, rate = settings.mc_passes, settings.mc_dropout
         inputs = features_ND.float()
-        mean_NC, deviation_NC = mc_dropout(method.logits, inputs, passes, rate, seed, shared=True)
+        mean_NC, deviation_NC = mc_dropout(method.decide, inputs, passes, rate, seed, shared=True)
         winner_N1 = mean_NC.argmax(dim=1, keepdim=True)
         found["mcd_mu"] = mean_NC.gather(1, winner_N1).squeeze(1)
         found["mcd_sigma"] = deviation_NC.gather(1, winner_N1).squeeze(1)

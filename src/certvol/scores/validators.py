@@ -47,7 +47,12 @@ def mutual_information(probabilities_NC: Probabilities) -> float:
 def classes_in_use(probabilities_NC: Probabilities) -> float:
     """Effective number of predicted classes: exp of the entropy of their frequencies."""
     counts = np.bincount(probabilities_NC.argmax(axis=1), minlength=probabilities_NC.shape[1])
-    return float(np.exp(_entropy(counts / counts.sum())))
+    return effective_number(counts)
+
+
+def effective_number(counts_C: NDArray[np.int64]) -> float:
+    """Return exp of the entropy of the classes' shares; 0 without any image."""
+    return float(np.exp(_entropy(counts_C / counts_C.sum()))) if counts_C.any() else 0.0
 
 
 def agreement(probabilities_NC: Probabilities, reference_NC: Probabilities) -> float:
@@ -168,11 +173,18 @@ def label_free_scores(seen: Seen, pretrained_NC: Probabilities) -> dict[str, flo
 def signs_of_collapse(
     scores: Scores, pretrained: Scores, least_spread: float, least_source_accuracy: float
 ) -> list[str]:
-    """Describe each sign that a model has collapsed since pretraining; empty if it is healthy."""
+    """Describe each sign that a model has collapsed since pretraining; empty if it is healthy.
+
+    Falling onto few classes is no collapse if few are expected: `classes_expected` of `pretrained`
+    is the number that a target prior or the first labels leave.
+    """
     signs = []
     used, used_before = scores["classes_in_use"], pretrained["classes_in_use"]
-    if used is not None and used_before is not None and used < least_spread * used_before:
-        signs.append(f"predictions use only {used:.1f} classes, down from {used_before:.1f}")
+    expected = pretrained.get("classes_expected")
+    if used is not None and used_before is not None:
+        least = used_before if expected is None else min(used_before, expected)
+        if used < least_spread * least:
+            signs.append(f"predictions use only {used:.1f} classes, down from {used_before:.1f}")
     right, before = scores["source_accuracy"], pretrained["source_accuracy"]
     if right is not None and before is not None and right < least_source_accuracy * before:
         change = f"{percent(right, 0)} %, down from {percent(before, 0)} %"

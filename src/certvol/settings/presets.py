@@ -19,6 +19,7 @@ PUBLISHED: dict[str, Any] = {
     "model.norm": "mixed",
     "model.feature_dims": 0,
     "data.holdout": 0.0,
+    "training.class_power": 0.0,
     "guard.action": "warn",
 }
 

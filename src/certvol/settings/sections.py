@@ -21,6 +21,14 @@ class DataConfig:
     target: str | None = setting(
         None, help="Folder of images to adapt to, in any layout, or a .npz. Labels are never read."
     )
+    target_prior: str = setting(
+        "unknown",
+        help="How often each class occurs in the target: unknown, balanced (all classes, about "
+        "equally often), source (as in the source), or a CSV of class and share.",
+    )
+    target_classes: str | None = setting(
+        None, help="Classes that occur in the target, separated by commas; null: any of them."
+    )
     image_size: int | None = setting(
         None,
         at_least=MIN_IMAGE_SIZE,
@@ -234,6 +242,13 @@ class TrainingConfig:
         "auto",
         help="balanced: equally many images per class and pseudo-class; plain: images as they "
         "come; auto: as in the method's paper.",
+    )
+    class_power: float | None = setting(
+        None,
+        at_least=0,
+        at_most=1,
+        help="With balanced batches: draw target images of a class as often as its share of the "
+        "pseudo-labels to this power; 0: equally often; null: by data.target_prior.",
     )
     teacher: float = setting(
         0.0,

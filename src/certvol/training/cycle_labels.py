@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.methods._base import Survey
+from certvol.scores.validators import effective_number
 from certvol.training.keeper import PRETRAINED
 from certvol.training.planner import stage_of
 
@@ -56,6 +57,8 @@ class CycleLabels:
             plan, pools = self.planner.adaptation(
                 cycle, first, steps, self.labeller, trainer.stop_if_asked
             )
+        if cycle == 0 and self.labeller.rule_compares:
+            trainer.choice.expect(effective_number(pools.counts_C))
         in_use, classes = int((pools.counts_C > 0).sum()), trainer.num_classes
         if in_use < max(2, classes / 2):
             trainer.log.warn_once(

@@ -124,11 +124,12 @@ class RunKeeper(Keeper):
         if found is None:
             self.run.journal.cut({})
             return False
-        for domain, fingerprint in self.fingerprints.items():
-            if found.facts["fingerprints"][domain] != fingerprint:
+        for name, fingerprint in self.fingerprints.items():
+            if found.facts["fingerprints"][name] != fingerprint:
+                what = f"the {name} images" if name in ("source", "target") else f"the {name}"
                 raise UserError(
-                    f"the {domain} images have changed since the run {self.run.path} began: "
-                    "put them back, or start a new run"
+                    f"{what} changed since the run {self.run.path} began: undo that, or start a "
+                    "new run"
                 )
         self.run.journal.cut(found.facts["journal"])
         if (trial := state.position.trial) is not None:

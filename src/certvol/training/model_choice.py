@@ -144,8 +144,8 @@ class ModelChoice:
     Among equals the newest cycle is the best: a score may have reached its maximum.
     """
 
-    def __init__(self, config: GuardConfig) -> None:
-        self.config = config
+    def __init__(self, config: GuardConfig, classes_expected: float | None = None) -> None:
+        self.config, self.classes_expected = config, classes_expected
         asked = VALIDATORS if config.keep == "all" else (config.select,)
         self.validators = tuple(
             dict.fromkeys((GUARD_VALIDATOR, *(v for v in asked if v != "last")))
@@ -154,7 +154,8 @@ class ModelChoice:
 
     def start(self, pretrained: Scores) -> None:
         """Begin adaptation from a model with these scores."""
-        self.pretrained, self.last = pretrained, pretrained
+        self.pretrained, self.last = dict(pretrained), pretrained
+        self.expect(self.classes_expected)
         self.collapsed_in_a_row = 0
         self.best: dict[str, tuple[int, float]] = {}
         """Best cycle and its score by validator; a higher score is better."""
@@ -162,6 +163,13 @@ class ModelChoice:
         """The sum of all cycles' probabilities, for `ensv`."""
         self.best_NC: NDArray[np.float32] | None = None
         """The probabilities of the best cycle by `ensv`."""
+
+    def expect(self, classes: float | None) -> None:
+        """Note that the target may have as few classes as this; None says nothing."""
+        if classes is not None:
+            before = self.pretrained.get("classes_expected")
+            fewer = classes if before is None else min(before, classes)
+            self.pretrained["classes_expected"] = fewer
 
     def look(self, cycle: int, scores: Scores, probabilities_NC: NDArray[np.float32]) -> list[str]:
         """Return the validators by which this cycle is best so far; none after a collapse."""

@@ -16,12 +16,14 @@ from certvol.data.batches import (
     plan_mixed_cycle,
     plan_plain_cycle,
     plan_source_cycle,
+    plan_weighted_cycle,
 )
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
 from certvol.settings import TrainingConfig
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.pseudo_labels._pools import Pools
+from certvol.training.target_prior import TargetPrior
 
 Indices = NDArray[np.int64]
 
@@ -59,8 +61,9 @@ def stage_of(cycle: int, cycles: int) -> tuple[int, int, int]:
 class Planner:
     """Plans by the settings.
 
-    `kept` are the source images to train on, `source_labels` the labels of all source images;
-    `usual` are the method's batches of adaptation, for `training.batches auto`.
+    `kept` are the source images to train on, `source_labels` the labels of all source images; the
+    `prior` says which classes adaptation visits; `usual` are the method's batches of adaptation,
+    for `training.batches auto`.
     """
 
     def __init__(
@@ -68,16 +71,20 @@ class Planner:
         settings: TrainingConfig,
         kept: Indices,
         source_labels: Indices,
-        num_classes: int,
+        prior: TargetPrior,
         num_target: int,
         usual: Literal["balanced", "plain"] = "balanced",
     ) -> None:
         self.settings, self.seed = settings, settings.seed
-        self.num_classes, self.num_target = num_classes, num_target
+        self.num_classes, self.num_target = len(prior.allowed_C), num_target
         self.kept, self.source_labels = kept, source_labels
-        positions = by_class(source_labels[kept], num_classes)
+        positions = by_class(source_labels[kept], self.num_classes)
         self.source_pools = [kept[positions_N] for positions_N in positions]
-        self.shape = batch_shape(settings.batch_size, num_classes)
+        self.adapted_classes = np.flatnonzero(prior.allowed_C)
+        self.shape = batch_shape(settings.batch_size, self.num_classes)
+        self.adapted_shape = batch_shape(settings.batch_size, len(self.adapted_classes))
+        given = settings.class_power
+        self.power = prior.class_power if given is None else given
         self.plain = (usual if settings.batches == "auto" else settings.batches) == "plain"
 
     def pretraining(self, cycle: int, first_step: int, steps: int) -> CyclePlan:
@@ -85,7 +92,9 @@ class Planner:
         if self.settings.batches == "plain":
             nothing = np.empty((steps, 0), dtype=np.int64)
             return self._plain(nothing, nothing[0], rng)
-        visits_SK = self._visits(first_step, steps, "pretrain.classes")
+        visits_SK = class_visits(
+            self.num_classes, self.shape.classes, first_step, steps, self.seed, "pretrain.classes"
+        )
         return plan_source_cycle(self.source_pools, visits_SK, self.shape, rng)
 
     def adaptation(
@@ -105,9 +114,12 @@ class Planner:
             if (labels_N[target_SN] < 0).any():  # the rule left images out: draw from the others
                 target_SN = self._draw_target(np.flatnonzero(labels_N >= 0), steps, rng)
             return self._plain(target_SN, labels_N, rng), pools
-        visits_SK = self._visits(first_step, steps, "adapt.classes")
-        needed_C = images_needed(visits_SK, self.num_classes, self.shape)
-        pools = labeller.label(cycle, needed_C, between_chunks)
+        visits_SK = self._visits(first_step, steps)
+        needed_C = images_needed(visits_SK, self.num_classes, self.adapted_shape)
+        if self.power > 0:  # shares decide, and those of random images are as good as any
+            pools = labeller.label_some(cycle, int(needed_C.sum()), between_chunks)
+        else:
+            pools = labeller.label(cycle, needed_C, between_chunks)
         return self._balanced(pools, visits_SK, rng), pools
 
     def labelled_adaptation(
@@ -121,15 +133,19 @@ class Planner:
         if self.plain:
             target_SN = self._draw_target(np.flatnonzero(labels_N >= 0), steps, rng)
             return self._plain(target_SN, labels_N, rng), pools
-        visits_SK = self._visits(first_step, steps, "adapt.classes")
+        visits_SK = self._visits(first_step, steps)
         return self._balanced(pools, visits_SK, rng), pools
 
-    def _visits(self, first_step: int, steps: int, stream: str) -> Indices:
-        per_batch = self.shape.classes
-        return class_visits(self.num_classes, per_batch, first_step, steps, self.seed, stream)
+    def _visits(self, first_step: int, steps: int) -> Indices:
+        count, per_batch = len(self.adapted_classes), self.adapted_shape.classes
+        visits_SK = class_visits(count, per_batch, first_step, steps, self.seed, "adapt.classes")
+        return np.asarray(self.adapted_classes[visits_SK])
 
     def _balanced(self, pools: Pools, visits_SK: Indices, rng: np.random.Generator) -> CyclePlan:
-        return plan_mixed_cycle(self.source_pools, pools.by_class, visits_SK, self.shape, rng)
+        source, target, shape = self.source_pools, pools.by_class, self.adapted_shape
+        if self.power == 0:
+            return plan_mixed_cycle(source, target, visits_SK, shape, rng)
+        return plan_weighted_cycle(source, target, visits_SK, shape, self.power, rng)
 
     def _draw_target(self, pool: Indices, steps: int, rng: np.random.Generator) -> Indices:
         return draw_plain(pool, steps, self.settings.batch_size // 2, rng)

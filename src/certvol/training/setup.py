@@ -47,6 +47,7 @@ from certvol.settings import Config
 from certvol.training.keeper import RunKeeper
 from certvol.training.model_choice import Delivery
 from certvol.training.planner import steps_of_run
+from certvol.training.target_prior import read_prior
 from certvol.training.trainer import Task, Trainer
 
 PLACES = {"gpu": "on the GPU", "pinned": "in RAM", "file": "on disk"}
@@ -107,6 +108,7 @@ class Job:
             self.inputs.info,
         )
         classes = len(self.source.classes)
+        self.prior = read_prior(config.data, self.source.classes, self.source.labels)
         self.method = create_method(config, self.inputs.backbone, self.info, classes)
         if config.training.teacher > 0 and self.method.teacher is None:
             self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
@@ -176,6 +178,8 @@ class Job:
             f"{device}{precision}; {place}"
         )
         fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
+        if self.prior.says_anything:
+            fingerprints["prior"] = self.prior.fingerprint
         keeper = RunKeeper(
             self.run,
             config.training,
@@ -184,7 +188,7 @@ class Job:
             fingerprints,
             self.reporter,
         )
-        task = Task(config, method, views, self.source.labels, self.team)
+        task = Task(config, method, views, self.source.labels, self.team, known_prior=self.prior)
         with self.stop_signal.deferred():
             delivery = Trainer(task, keeper, self.reporter, self.stop_signal).fit()
         if self.run.journal.follower is not None:

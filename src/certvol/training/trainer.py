@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.data.views import Views
@@ -40,6 +41,7 @@ from certvol.training.pseudo_labels import chosen_rule
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.state import Position, RunState
 from certvol.training.step import Stepper
+from certvol.training.target_prior import TargetPrior, unknown_prior
 from certvol.training.trials import INITIAL, START, Trials
 
 Indices = NDArray[np.int64]
@@ -56,6 +58,12 @@ class Task:
     team: Team = field(default_factory=Team)
     pretrain_cycle: int = 50
     """Steps of pretraining that are planned at a time."""
+    known_prior: TargetPrior | None = None
+    """What is known of the target's classes; None: nothing."""
+
+    @property
+    def prior(self) -> TargetPrior:
+        return self.known_prior or unknown_prior(self.method.network.num_classes)
 
 
 class Trainer:
@@ -81,14 +89,16 @@ class Trainer:
         method, views, settings, team = self.method, self.views, self.settings, self.team
         labels, share = task.source_labels, self.config.data.holdout
         kept, held_out = hold_out(labels, self.num_classes, share, settings.seed)
+        held_out = held_out[task.prior.allowed_C[labels[held_out]]]
         self.planner = Planner(
-            settings, kept, labels, self.num_classes, len(views.target), method.batches
+            settings, kept, labels, task.prior, len(views.target), method.batches
         )
+        method.prior_shift_C = self.prior_shift()
         self.watch = Watch(method, views, held_out, labels, self.config, team)
         self.labeller = Labeller(method, views, settings, team, chosen_rule(self.config))
         bf16 = uses_bf16(settings, self.network, self.device)
         self.stepper = Stepper(method, views, settings, team, bf16)
-        self.choice = ModelChoice(self.config.guard)
+        self.choice = ModelChoice(self.config.guard, task.prior.classes_expected)
         self.state = RunState(method, self.stepper, self.choice)
         self.trials = Trials(self)
         self.labels = CycleLabels(self)
@@ -96,6 +106,15 @@ class Trainer:
     @property
     def position(self) -> Position:
         return self.state.position
+
+    def prior_shift(self) -> Tensor | None:
+        """Return the shift of the logits that the prior asks of a model trained on the source."""
+        shares_C = np.full(self.num_classes, 1 / self.num_classes)
+        if self.settings.batches == "plain":
+            counts_C = np.array([len(pool) for pool in self.planner.source_pools])
+            shares_C = counts_C / counts_C.sum()
+        shift_C = self.task.prior.shift(shares_C)
+        return None if shift_C is None else shift_C.to(self.device)
 
     # --- the phases
 
@@ -194,9 +213,22 @@ class Trainer:
         self.choice.start(scores)
         self.state.watched_N = outputs.labels_N
         self.keeper.log_scores(0, scores, outputs.probabilities_NC)
+        self._check_prior()
         self.stepper.set_norm_mode(self.position.mode)
         if self.settings.fresh_optimizer or self.method.stages > 1:  # every stage starts alike
             self.stepper.new_optimizer()
+
+    def _check_prior(self) -> None:
+        """Warn if what the model predicts without the prior contradicts it."""
+        method, shift_C = self.method, self.method.prior_shift_C
+        if shift_C is None:
+            return
+        method.prior_shift_C = None
+        labels_N = self.watch.target(SOURCE).labels_N
+        method.prior_shift_C = shift_C
+        shares_C = np.bincount(labels_N, minlength=self.num_classes) / len(labels_N)
+        if (warning := self.task.prior.contradiction(shares_C)) is not None:
+            self.log.warn_once("prior", warning)
 
     def adapt(self, until_cycle: int) -> None:
         """Train until a cycle's end, a collapse, or labels that no longer change."""

@@ -50,7 +50,7 @@ class PseudoLabelRule:
 
     def probabilities(self, chunk: Chunk) -> Tensor:
         """Return the probabilities of a chunk's images, N x C; by default the classifier's."""
-        return chunk.method.logits(chunk.features_ND).float().softmax(dim=1)
+        return chunk.method.decide(chunk.features_ND).float().softmax(dim=1)
 
     def labels(self, probabilities_NC: Tensor) -> Tensor:
         """Return a label per image of a chunk; -1 leaves an image out of the cycle."""

@@ -20,6 +20,7 @@ from certvol.randomness import numpy_generator, torch_generator, torch_seed
 from certvol.settings import TrainingConfig
 from certvol.training.pseudo_labels._base import Chunk, PseudoLabelRule
 from certvol.training.pseudo_labels._pools import Pools, fill_pools
+from certvol.training.target_prior import ABSENT
 
 Indices = NDArray[np.int64]
 BetweenChunks = Callable[[], None]
@@ -45,15 +46,26 @@ class Labeller:
     def labels_whole_target(self) -> bool:
         return self.method.labels_whole_target or self.rule.labels_whole_target
 
+    @property
+    def rule_compares(self) -> bool:
+        """True if labels come from comparing target images with each other."""
+        return self.rule.labels_whole_target and not self.method.labels_whole_target
+
     def label(self, cycle: int, needed_C: Indices, between_chunks: BetweenChunks) -> Pools:
         """Label the target in an order of this cycle's own, until each class has enough images."""
-        settings = self.settings
-        order = numpy_generator(settings.seed, "label.order", cycle).permutation(
-            len(self.views.target)
-        )
-        order = order[: math.ceil(settings.labelling_share * len(order))]
-        full = settings.labelling == "full"
-        return self._fill_pools(cycle, order, needed_C, full, between_chunks)
+        full = self.settings.labelling == "full"
+        return self._fill_pools(cycle, self._order(cycle), needed_C, full, between_chunks)
+
+    def label_some(self, cycle: int, count: int, between_chunks: BetweenChunks) -> Pools:
+        """Label `count` random images of the target, or all with `training.labelling full`."""
+        order = self._order(cycle)
+        images_N = order if self.settings.labelling == "full" else order[:count]
+        return self.label_images(cycle, images_N, between_chunks)
+
+    def _order(self, cycle: int) -> Indices:
+        settings, count = self.settings, len(self.views.target)
+        order = numpy_generator(settings.seed, "label.order", cycle).permutation(count)
+        return np.asarray(order[: math.ceil(settings.labelling_share * count)])
 
     def label_images(self, cycle: int, images_N: Indices, between_chunks: BetweenChunks) -> Pools:
         """Label these images and no others."""
@@ -113,7 +125,7 @@ class Labeller:
                 found = Labelled(self.rule.label_target(survey))
         # Tensors made in inference mode cannot train: clone them.
         tables = {name: table.clone() for name, table in found.tables.items()}
-        labelled = Labelled(found.labels_N.clone(), tables)
+        labelled = Labelled(self._without_absent(found.labels_N.clone()), tables)
         notes = [
             tensor
             for name, tensor in self.method.named_buffers()
@@ -121,6 +133,17 @@ class Labeller:
         ]
         self.team.copy_from_main([labelled.labels_N, *tables.values(), *notes])
         return labelled
+
+    def _without_absent(self, labels_N: Tensor) -> Tensor:
+        """Leave out images with a label that the target prior rules out.
+
+        Rules see posteriors under the prior and do not give such labels; some methods may.
+        """
+        shift_C = self.method.prior_shift_C
+        if shift_C is None:
+            return labels_N
+        absent_N = (shift_C[labels_N.clamp(min=0)] <= ABSENT) & (labels_N >= 0)
+        return labels_N.masked_fill(absent_N, -1)
 
     def survey(
         self, cycle: int, stage: int, source_pools: list[Indices], between_chunks: BetweenChunks

@@ -18,4 +18,4 @@ class Rule(PseudoLabelRule):
 
     def probabilities(self, chunk: Chunk) -> Tensor:
         passes, rate = self.training.mc_passes, self.training.mc_dropout
-        return mc_dropout(chunk.method.logits, chunk.features_ND, passes, rate, chunk.seed)[0]
+        return mc_dropout(chunk.method.decide, chunk.features_ND, passes, rate, chunk.seed)[0]

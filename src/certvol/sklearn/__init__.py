@@ -1,0 +1,21 @@
+"""Adapt feature matrices with scikit-learn estimators, which train as `certvol adapt` does.
+
+Unlabelled target rows have the label -1, scikit-learn's convention for semi-supervised learning, or
+are given as `X_target`. The classifiers are for the target: `predict` expects rows of the target.
+"""
+
+from certvol.sklearn._closed_form import CORALClassifier, JDAClassifier
+from certvol.sklearn._trained import BasicClassifier, CVPClassifier
+
+EXPECTED_FAILED_CHECKS = {
+    "check_classifiers_classes": "it fits the labels -1 and 1, but -1 marks unlabelled rows here; "
+    "scikit-learn exempts its own semi-supervised estimators, by their names",
+}
+
+__all__ = [
+    "EXPECTED_FAILED_CHECKS",
+    "BasicClassifier",
+    "CORALClassifier",
+    "CVPClassifier",
+    "JDAClassifier",
+]

@@ -1,0 +1,148 @@
+"""What all estimators share: which rows are source and target, scales, checks of parameters."""
+
+import math
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from certvol.device import pick_device
+from certvol.errors import UserError
+from certvol.methods import _alignment as alignment
+from certvol.methods._alignment import Array
+from certvol.settings import Setting, settings_of
+
+Labels = NDArray[np.int64]
+UNLABELLED = -1
+LARGEST_VALUE = 1e100  # its square, summed over any number of features, is still a double
+LARGEST_INT = 2**31 - 1
+
+
+def declared(*sections: type, **renamed: str) -> dict[str, Setting]:
+    """Return the settings of some sections, by the parameter's name in scikit-learn."""
+    found = {each.name: each for section in reversed(sections) for each in settings_of(section)}
+    return found | {name: found[setting] for name, setting in renamed.items()}
+
+
+class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Shared: which rows are source and target, standardisation, predictions."""
+
+    classes_: NDArray[Any]
+    _settings: ClassVar[dict[str, Setting]]
+    """Ranges and types of parameters."""
+
+    def _store(self, parameters: dict[str, Any]) -> None:
+        """Set parameters as attributes of the same names, unchanged, as scikit-learn asks."""
+        for name in self._get_param_names():
+            setattr(self, name, parameters[name])
+
+    def fit(self, X: Any, y: Any, X_target: Any = None) -> Self:
+        """Fit to the labelled rows of `X` and adapt to the others (label -1) and to `X_target`."""
+        self._check_parameters()
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        unlabelled_N = np.isin(y.astype(str), [str(UNLABELLED), str(float(UNLABELLED))])
+        check_classification_targets(y[~unlabelled_N] if (~unlabelled_N).any() else y)
+        self.classes_, labels_S = np.unique(y[~unlabelled_N], return_inverse=True)
+        if len(self.classes_) < 2:
+            needs = f"{type(self).__name__} needs labelled rows of at least 2 classes"
+            raise ValueError(f"{needs}, found {len(self.classes_)} class")
+        target_TD = X[unlabelled_N]
+        if X_target is not None:
+            given_TD = validate_data(self, X_target, dtype=np.float64, reset=False)
+            target_TD = np.concatenate([target_TD, given_TD])
+        for rows_ND in (X, target_TD):
+            check_size(rows_ND, LARGEST_VALUE, "a row given to `fit`")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        # Sort the target by content, so that its rows give the same model in any order.
+        target_TD = target_TD[np.lexsort(target_TD.T[::-1])] if len(target_TD) else target_TD
+        source_SD, target_TD = self._standardised(X[~unlabelled_N], target_TD)
+        self._fit(source_SD, np.asarray(labels_S, dtype=np.int64), target_TD, seed)
+        return self
+
+    def _check_parameters(self) -> None:
+        """Raise ValueError for a parameter of the wrong type or out of its setting's range."""
+        if self.standardize not in ("joint", "domain", None):
+            raise ValueError(
+                f"`standardize` should be 'joint', 'domain' or None, found {self.standardize!r}"
+            )
+        for name, value in self.get_params(deep=False).items():
+            if name not in self._settings or (name == "learning_rate" and value is None):
+                continue
+            fault = _fault(self._settings[name], value)
+            if fault is None and name == "device":
+                try:
+                    pick_device(value)
+                except UserError as error:
+                    fault = f"should be a usable device ({error})"
+            if fault is not None:
+                raise ValueError(f"`{name}` {fault}, found {value!r}")
+
+    def _standardised(self, source_SD: Array, target_TD: Array) -> tuple[Array, Array]:
+        """Standardise both domains, and keep the target's mean and scale for `predict`.
+
+        Without target rows, the source takes their place.
+        """
+        target = target_TD if len(target_TD) else source_SD
+        if self.standardize is None:
+            self.mean_, self.scale_ = np.zeros(source_SD.shape[1]), np.ones(source_SD.shape[1])
+            return source_SD, target_TD
+        if self.standardize == "domain":
+            self.mean_, self.scale_ = alignment.mean_and_scale(target)
+            source_mean, source_scale = alignment.mean_and_scale(source_SD)
+        else:
+            both = np.concatenate([source_SD, target_TD])
+            self.mean_, self.scale_ = alignment.mean_and_scale(both)
+            source_mean, source_scale = self.mean_, self.scale_
+        return (source_SD - source_mean) / source_scale, (target_TD - self.mean_) / self.scale_
+
+    def _rows(self, X: Any) -> Array:
+        check_is_fitted(self)
+        rows_ND = validate_data(self, X, dtype=np.float64, reset=False)
+        with np.errstate(over="ignore"):
+            rows_ND = np.asarray((rows_ND - self.mean_) / self.scale_)
+        check_size(rows_ND, LARGEST_VALUE, "a row, standardised,")
+        return rows_ND
+
+    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
+        raise NotImplementedError
+
+    def _probabilities(self, rows_ND: Array) -> Array:
+        raise NotImplementedError
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return N x C probabilities, columns in the order of `classes_`."""
+        return self._probabilities(self._rows(X))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        best_N = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[best_N])
+
+
+def _fault(setting: Setting, value: Any) -> str | None:
+    """Return what a value should be, in words, or None if it fits the setting."""
+    kind = next(iter(get_args(setting.kind)), setting.kind)
+    if kind is bool:
+        return None if isinstance(value, bool | np.bool_) else "should be True or False"
+    if kind is str:
+        return None if isinstance(value, str) else "should be text"
+    if isinstance(value, bool | np.bool_):
+        value = None  # a bool is an Integral too
+    if kind is int and not (isinstance(value, Integral) and abs(int(value)) <= LARGEST_INT):
+        return "should be a whole number"
+    if kind is float and not (isinstance(value, Real) and math.isfinite(value)):
+        return "should be a finite number"
+    return setting.fault(kind(value))
+
+
+def check_size(rows_ND: Array, largest: float, what: str) -> None:
+    if rows_ND.size and not np.abs(rows_ND).max() <= largest:
+        found = float(np.abs(rows_ND).max())
+        raise ValueError(
+            f"{what} holds a value of {found:.1e}, and numbers above {largest:.0e} overflow; scale "
+            "the features down"
+        )

@@ -1,0 +1,196 @@
+"""The target prior: what a user knows about how often each class occurs in the target.
+
+It rules which classes pseudo-labels may take, how adaptation composes batches (`Planner`), what the
+guard takes for a collapse, and the decision: the model's posterior is multiplied by the ratio of
+the prior to the class shares that the model was trained with.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from certvol.data.domains import fingerprint_of
+from certvol.data.folders import name_some, printable, reason_of
+from certvol.errors import UserError
+from certvol.progress import percent
+from certvol.settings import DataConfig, nearest
+
+Shares = NDArray[np.float64]
+WORDS = ("unknown", "balanced", "source")
+COLUMNS = ("class", "share")
+ABSENT = -1e4  # is added to the logits of classes that the target lacks; finite, so that files can
+UNKNOWN_POWER = 0.0  # `training.class_power` where nothing is known of the shares
+CONTRADICTED = 0.5  # share of the predictions that would have to be wrong
+
+
+@dataclass(frozen=True, eq=False)
+class TargetPrior:
+    """The classes of the target and, unless they are unknown, their shares."""
+
+    allowed_C: NDArray[np.bool_]
+    shares_C: Shares | None = None
+    """They add up to 1; 0 for classes that are not allowed."""
+
+    @property
+    def says_anything(self) -> bool:
+        return self.shares_C is not None or not self.allowed_C.all()
+
+    @property
+    def fingerprint(self) -> str:
+        shares_C = np.empty(0) if self.shares_C is None else self.shares_C
+        return fingerprint_of(self.allowed_C, shares_C)
+
+    @property
+    def class_power(self) -> float:
+        """Return what `training.class_power` is if it is not given."""
+        return UNKNOWN_POWER if self.shares_C is None else 0.0
+
+    @property
+    def classes_expected(self) -> float | None:
+        """Effective number of classes: exp of the entropy of the shares; None if unknown."""
+        if self.shares_C is not None:
+            present = self.shares_C[self.shares_C > 0]
+            return float(np.exp(-(present * np.log(present)).sum()))
+        return None if self.allowed_C.all() else float(self.allowed_C.sum())
+
+    def shift(self, trained_C: Shares) -> Tensor | None:
+        """Return what is added to logits of a model trained with these class shares."""
+        if not self.says_anything:
+            return None
+        shares_C = np.ones(len(trained_C)) if self.shares_C is None else self.shares_C
+        trained_C = np.ones(len(trained_C)) if self.shares_C is None else trained_C
+        ratio_C = np.where(self.allowed_C, shares_C / np.maximum(trained_C, 1e-12), 1.0)
+        shift_C = np.where(self.allowed_C, np.log(ratio_C), ABSENT)
+        return torch.from_numpy(shift_C).float()
+
+    def contradiction(self, predicted_C: Shares) -> str | None:
+        """Warn if the shares of predictions that ignore the prior are far from it.
+
+        If the prior is right, at least their total variation distance is wrong. Some predictions
+        always are, so only a large share counts.
+        """
+        outside = float(predicted_C[~self.allowed_C].sum())
+        wrong = outside
+        if self.shares_C is not None:
+            wrong = float(np.abs(predicted_C - self.shares_C).sum() / 2)
+        if wrong <= CONTRADICTED:
+            return None
+        if outside > CONTRADICTED:
+            found = f"{percent(outside, 0)} % of them fall into classes that it rules out"
+        else:
+            found = f"at least {percent(wrong, 0)} % of them would be wrong"
+        return (
+            f"the target prior contradicts the pretrained model's predictions: {found}. If you are "
+            "not sure of it, leave out `data.target_prior` and `data.target_classes`: `unknown` is "
+            "the safe choice. If you are, the domain shift is large"
+        )
+
+
+def unknown_prior(num_classes: int) -> TargetPrior:
+    return TargetPrior(np.ones(num_classes, dtype=bool))
+
+
+def read_prior(
+    config: DataConfig, classes: list[str], source_labels: NDArray[np.int64]
+) -> TargetPrior:
+    """Return the prior that the settings describe."""
+    given, allowed_C = config.target_prior, _named(config.target_classes, classes)
+    if given in WORDS:
+        return _restricted(_shares_of(given, len(classes), source_labels), allowed_C)
+    return _restricted(_read_shares(Path(given), classes), allowed_C)
+
+
+def prior_of(given: Any, classes: list[Any], source_labels: NDArray[np.int64]) -> TargetPrior:
+    """Return the prior of an estimator: a word, or a mapping of class to share or count."""
+    everything_C = np.ones(len(classes), dtype=bool)
+    if isinstance(given, str) and given in WORDS:
+        return _restricted(_shares_of(given, len(classes), source_labels), everything_C)
+    if not isinstance(given, Mapping):
+        words = ", ".join(map(repr, WORDS))
+        raise ValueError(f"`target_prior` should be {words} or a dict of shares, found {given!r}")
+    shares_C = np.zeros(len(classes))
+    for name, share in given.items():
+        if name not in classes:
+            raise ValueError(f"`target_prior` names {name!r}, which no labelled row has")
+        shares_C[classes.index(name)] = float(share)
+    if not (np.isfinite(shares_C).all() and (shares_C >= 0).all() and shares_C.sum() > 0):
+        raise ValueError("`target_prior` should hold shares from 0, some above 0")
+    return _restricted(shares_C, everything_C)
+
+
+def _shares_of(word: str, num_classes: int, source_labels: NDArray[np.int64]) -> Shares | None:
+    if word == "unknown":
+        return None
+    if word == "balanced":
+        return np.ones(num_classes)
+    return np.bincount(source_labels, minlength=num_classes).astype(np.float64)
+
+
+def _restricted(shares_C: Shares | None, allowed_C: NDArray[np.bool_]) -> TargetPrior:
+    if shares_C is None:
+        return TargetPrior(allowed_C)
+    shares_C = np.where(allowed_C, shares_C, 0.0)
+    if shares_C.sum() <= 0:
+        raise UserError(
+            "`data.target_prior` leaves no class of `data.target_classes`; change one of the two"
+        )
+    return TargetPrior(shares_C > 0, shares_C / shares_C.sum())
+
+
+def _named(text: str | None, classes: list[str]) -> NDArray[np.bool_]:
+    """Return which classes are named in `a,b,c`; all without a text."""
+    if text is None:
+        return np.ones(len(classes), dtype=bool)
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        _known(name, classes, "`data.target_classes`")
+    return np.isin(classes, names)
+
+
+def _known(name: str, classes: list[str], where: str) -> int:
+    if name not in classes:
+        raise UserError(
+            f"{where} names `{printable(name[:50])}`, which is not a class of the source"
+            f"{nearest(name[:50], classes)} (classes: {name_some(classes)})"
+        )
+    return classes.index(name)
+
+
+def _read_shares(path: Path, classes: list[str]) -> Shares:
+    """Read a CSV of class and share. Shares may be counts; classes that it leaves out have none."""
+    where = f"the target prior {printable(str(path))}"
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ())[:2] != COLUMNS:
+                raise UserError(f"{where} should begin with the line `class,share`")
+            rows = [(row["class"] or "", row["share"] or "") for row in reader]
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no file {printable(str(path))}; `data.target_prior` is "
+            f"{', '.join(WORDS)} or a CSV of class and share"
+        ) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {where}: {reason_of(error)}") from None
+    shares_C = np.zeros(len(classes))
+    for name, text in rows:
+        number = _known(name, classes, where)
+        try:
+            share = float(text)
+        except ValueError:
+            share = float("nan")
+        if not 0 <= share < 1e12:
+            raise UserError(f"{where}: the share of `{printable(name)}` should be a number from 0")
+        if shares_C[number] > 0:
+            raise UserError(f"{where} names `{printable(name)}` twice")
+        shares_C[number] = share
+    if shares_C.sum() <= 0:
+        raise UserError(f"{where} gives no class a share above 0")
+    return shares_C

@@ -1,0 +1,94 @@
+"""A run obeys its target prior, and everything that uses its model agrees."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+import certvol
+from certvol.errors import Interrupted, UserError
+from certvol.runs.tables import read_column
+from certvol.training.target_prior import ABSENT
+from support.images import HUES, tiny
+from support.reporter import RecordingReporter
+from support.stop_at import StopAt
+
+
+def _adapt(folders: tuple[Path, Path], out: Path, **settings: Any) -> Any:
+    reporter = RecordingReporter()
+    run = certvol.adapt(*folders, out=out, reporter=reporter, **tiny(**settings))
+    return run, reporter
+
+
+@pytest.mark.parametrize("rule", ["argmax", "cluster"])
+@pytest.mark.parametrize("method", ["cvp", "shot"])
+def test_absent_classes_are_neither_trained_on_nor_predicted(
+    rule: str, method: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {"method__name": method, "training__pseudo_labels": rule}
+    run, _ = _adapt(folders, tmp_path / "run", data__target_classes="leaf,sky", **settings)
+    assert set(read_column(run.path / "predictions.csv", "label")) <= {"leaf", "sky"}
+    for which in ("model", "pretrained"):
+        model = certvol.load(run.path, "cpu", which)
+        found = model.predict(sorted((folders[1] / "apple").iterdir()))
+        assert set(found.labels) <= {"leaf", "sky"}
+        assert found.probabilities[:, sorted(HUES).index("apple")].max() == 0
+
+
+def test_the_shift_is_stored_with_the_model_and_evaluation_uses_it(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    prior = tmp_path / "prior.csv"
+    prior.write_text("class,share\napple,8\nleaf,1\n")
+    run, _ = _adapt(folders, tmp_path / "run", data__target_prior=str(prior))
+    prior.unlink()  # a finished run needs no file of its user's
+    shift_C = load_file(run.path / "model.safetensors")["prior_shift_C"]
+    assert shift_C.tolist() == pytest.approx([np.log(8 / 3), np.log(1 / 3), ABSENT], abs=1e-6)
+    figures = certvol.evaluate(run.path, folders[1], "cpu")
+    assert figures["adapted"] == run.metrics["adapted"]
+    assert figures["source_only"] == run.metrics["source_only"]
+    assert figures["adapted"]["per_class"]["sky"] == 0
+
+
+def test_without_a_prior_nothing_is_stored(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    run, _ = _adapt(folders, tmp_path / "run")
+    assert "prior_shift_C" not in load_file(run.path / "model.safetensors")
+
+
+def test_the_oscillation_is_that_of_the_decisions(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, _ = _adapt(folders, tmp_path / "run", data__target_classes="sky")
+    found = certvol.evaluate(run.path, folders[1], "cpu", oscillation=True)
+    assert found["oscillation"]["total"] == 0  # one class has no boundary
+
+
+def test_a_stopped_run_with_a_prior_ends_with_the_same_bytes(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    prior = tmp_path / "prior.csv"
+    prior.write_text("class,share\napple,3\nleaf,2\nsky,1\n")
+    settings = tiny(data__target_prior=str(prior), training__class_power=0.5)
+    whole = certvol.adapt(*folders, out=tmp_path / "whole", **settings).path
+    parts = tmp_path / "parts"
+    with pytest.raises(Interrupted):
+        certvol.adapt(*folders, out=parts, stop_signal=StopAt(18), **settings)
+    prior.write_text("class,share\napple,1\nleaf,2\nsky,1\n")
+    with pytest.raises(UserError, match="the prior changed since the run"):
+        certvol.adapt(resume=parts)
+    prior.write_text("class,share\nsky,1\nleaf,2\napple,3\n")
+    certvol.adapt(resume=parts)
+    for file in ("model.safetensors", "predictions.csv", "metrics.json"):
+        assert (whole / file).read_bytes() == (parts / file).read_bytes(), file
+
+
+def test_a_wrong_prior_is_warned_about_and_a_right_one_is_not(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {"training__pretrain_steps": 60}
+    _, wrong = _adapt(folders, tmp_path / "wrong", data__target_classes="sky", **settings)
+    _, right = _adapt(folders, tmp_path / "right", data__target_prior="balanced", **settings)
+    assert [text for text in wrong.warned if "contradicts" in text]
+    assert not [text for text in right.warned if "contradicts" in text]
