@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from certvol.benchmark.plan import RunKey, run_name
-from certvol.benchmark.worker import Outcome
+from certvol.benchmark.worker import JobOutcome
 from certvol.runs.checkpoint import append_line
 
 
@@ -27,7 +27,7 @@ class Attempts:
         if attempt.get("status") in ("failed", "died"):
             self._failures[run] = attempt["reason"]
 
-    def add(self, key: RunKey, outcome: Outcome) -> None:
+    def add(self, key: RunKey, outcome: JobOutcome) -> None:
         attempt = {
             "run": run_name(key),
             "seconds": round(outcome.seconds, 1),

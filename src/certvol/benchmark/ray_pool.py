@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from certvol.benchmark.plan import Job
+from certvol.benchmark.plan import BenchmarkJob
 from certvol.benchmark.pool import POLL_SECONDS, TRIES, Ended, Running
-from certvol.benchmark.worker import Outcome, Worker
+from certvol.benchmark.worker import JobOutcome, Worker
 from certvol.errors import UserError
 from certvol.progress import StopSignal
 
@@ -23,7 +23,7 @@ CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # between two looks at the cluster
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: BenchmarkJob) -> JobOutcome:
     """Do one job inside a worker of Ray, which has set CUDA_VISIBLE_DEVICES.
 
     If the worker dies, the run's process saves its state and ends too. If the process dies, raise,
@@ -89,7 +89,7 @@ class RayPool:
         )
 
     def run(
-        self, jobs: Sequence[Job], ended: Ended, running: Running, stop_signal: StopSignal
+        self, jobs: Sequence[BenchmarkJob], ended: Ended, running: Running, stop_signal: StopSignal
     ) -> int | None:
         pending = {self.remote.remote(job): job for job in jobs}
         started = time.monotonic()
@@ -106,15 +106,15 @@ class RayPool:
         finally:
             self.ray.shutdown()
 
-    def _outcome(self, reference: Any, started: float) -> Outcome:
+    def _outcome(self, reference: Any, started: float) -> JobOutcome:
         try:
-            outcome: Outcome = self.ray.get(reference)
+            outcome: JobOutcome = self.ray.get(reference)
             return outcome
         except ChildProcessError as error:
             reason = f"{error}, {TRIES} times"
         except self.ray.exceptions.RayError as error:
             reason = f"its Ray worker died {TRIES} times ({_first_line(error)})"
-        return Outcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
+        return JobOutcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
 
     def _stop(self, pending: list[Any]) -> None:
         """Let the workers end their runs, which save their state."""

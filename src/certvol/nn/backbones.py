@@ -64,7 +64,7 @@ def features_dim(name: str) -> int | None:
 
 
 def has_pretrained_weights(name: str, weights: str | None) -> bool:
-    """Tell whether a backbone starts from weights of a file or of the hub."""
+    """Return whether a backbone starts from weights of a file or of the hub."""
     return weights != NO_WEIGHTS and (weights is not None or name != "small_cnn")
 
 
