@@ -1,6 +1,5 @@
 """A benchmark's plan, results and messages, with played runs; test_real_runs.py has real ones."""
 
-import csv
 import errno
 import fcntl
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from certvol.benchmark.worker import JobOutcome
 from certvol.errors import Interrupted, UserError
 from certvol.progress import Silent, StopSignal
 from support.played import Played
+from support.tables import rows_of
 
 Benchmark = Callable[..., Summary]
 
@@ -35,8 +35,7 @@ def benchmark(tmp_path: Path, digits: Path, played: Played) -> Benchmark:
 
 
 def _rows(out: Path) -> list[dict[str, str]]:
-    with (out / "results.csv").open() as file:
-        return list(csv.DictReader(file))
+    return rows_of(out / "results.csv")
 
 
 def _statuses(out: Path) -> list[str]:

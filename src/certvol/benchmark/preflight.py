@@ -1,4 +1,4 @@
-"""Catch errors that would fail every run, or mix unlike runs, before a benchmark starts."""
+"""Catch errors that would fail every run, or average over settings, before a benchmark starts."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def check_network(config: Config, device_here: bool) -> None:
 
 
 def check_same_settings(folder: Path, planned: Config) -> None:
-    """Refuse a run made with other settings than its method has now: a mean needs like runs."""
+    """Refuse a run with other settings than its method has now: a mean would mix both."""
     try:
         given = read_settings_file(folder / "config.yaml")
     except UserError:

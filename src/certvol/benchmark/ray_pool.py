@@ -15,7 +15,7 @@ from typing import Any
 from certvol.benchmark.plan import BenchmarkJob
 from certvol.benchmark.pool import POLL_SECONDS, TRIES, Ended, Running
 from certvol.benchmark.worker import JobOutcome, Worker
-from certvol.errors import UserError
+from certvol.errors import UserError, first_line
 from certvol.progress import StopSignal
 
 LOCAL = "local"
@@ -53,10 +53,6 @@ def _check_reachable(address: str) -> None:
         raise UserError(f"no Ray cluster at {address}: {reason}; check --ray") from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 class RayPool:
     """Jobs on a cluster: as many at a time as its resources allow.
 
@@ -78,8 +74,9 @@ class RayPool:
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            reason = _first_line(error)
-            raise UserError(f"no Ray cluster at {address}: {reason}; check --ray") from None
+            raise UserError(
+                f"no Ray cluster at {address}: {first_line(error)}; check --ray"
+            ) from None
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.remote: Any = ray.remote(run_job).options(
             num_cpus=1,
@@ -113,7 +110,7 @@ class RayPool:
         except ChildProcessError as error:
             reason = f"{error}, {TRIES} times"
         except self.ray.exceptions.RayError as error:
-            reason = f"its Ray worker died {TRIES} times ({_first_line(error)})"
+            reason = f"its Ray worker died {TRIES} times ({first_line(error)})"
         return JobOutcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
 
     def _stop(self, pending: list[Any]) -> None:
