@@ -79,7 +79,7 @@ def open_target_features(path: Place) -> TargetFeatures:
 def open_source_features(path: Place) -> SourceFeatures:
     shown = printable(path)
     features, paths, about = _read_features(path)
-    names = _read_labels(path, len(features))
+    names = _read_labels(path)
     if names is None:
         raise UserError(f"{shown} has no labels; add an array `labels`, one per row")
     classes, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
@@ -100,7 +100,7 @@ def known_labels(
 ) -> npt.NDArray[np.int64] | None:
     """Return the labels of `rows` for evaluation, or None unless all are classes of the model."""
     numbers = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
-    names = _read_labels(path, len(rows)) or []
+    names = _read_labels(path) or []
     labels = [numbers.get(unicodedata.normalize("NFC", name), -1) for name in names]
     return np.array(labels, dtype=np.int64)[rows] if labels and min(labels) >= 0 else None
 
@@ -205,12 +205,13 @@ def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str
     return features, _names(paths), about
 
 
-def _read_labels(path: Place, rows: int) -> list[str] | None:
+def _read_labels(path: Place) -> list[str] | None:
     """Return a class name per row, in the order of the file, or None without labels."""
     with _opened(path) as file:
         if "labels" not in file.files:
             return None
         labels = _array(file, "labels", path)
+        rows = len(np.atleast_1d(_array(file, "features", path)))
     if labels.shape != (rows,) or labels.dtype.kind not in "iubUS":
         raise UserError(
             f"`labels` in {printable(path)} should be one name or whole number per row "

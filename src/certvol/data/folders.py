@@ -200,7 +200,7 @@ def no_images_in(listing: Listing) -> str:
             f" and {len(listing.problems)} unreadable entries, such as {printable(path)}: {reason}"
         )
     return (
-        f"{printable(listing.root)} holds no images ({found}); "
+        f"{printable(str(listing.root))} holds no images ({found}); "
         "expected files named .jpg, .jpeg, .png, .bmp, .webp, .gif, .tif or .tiff"
     )
 
