@@ -1,7 +1,8 @@
 """Compare what two source trees learn: train on digits with each and compare weights bit for bit.
 
     python tools/compare_weights.py /path/to/old/src src
-    python tools/compare_weights.py old.json src      # digests that an earlier --save wrote
+    python tools/compare_weights.py src --save old.json    # keep the digests of one tree
+    python tools/compare_weights.py old.json src           # compare with them later
 
 Only public commands and the scikit-learn estimator are used, so the trees may differ in everything
 else. Each tree runs in its own processes with one thread. The exit code is 1 if any tensor differs.
@@ -79,21 +80,26 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("old", type=Path, help="the `src` folder of one commit, or saved digests")
-    parser.add_argument("new", type=Path, help="the `src` folder of another commit")
+    parser.add_argument("new", nargs="?", type=Path, help="the `src` folder of another commit")
     parser.add_argument("--methods", default=",".join(METHODS), metavar="NAME,NAME")
     parser.add_argument("--save", type=Path, help="write the digests of the old tree to this file")
     options = parser.parse_args()
-    methods = options.methods.split(",")
+    methods, saved = options.methods.split(","), options.old.suffix == ".json"
+    if options.new is None and (saved or options.save is None):
+        parser.error("give a second tree, or --save FILE")
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        certvol(options.new, "demo", "--out", str(work / "digits"), "--methods", "source_only")
+        tree = options.new or options.old
+        certvol(tree, "demo", "--out", str(work / "digits"), "--methods", "source_only")
         data = work / "digits" / "data"
-        if options.old.suffix == ".json":
+        if saved:
             old = json.loads(options.old.read_text())
         else:
             old = train(options.old, work / "old", data, methods)
         if options.save:
             options.save.write_text(json.dumps(old, indent=2))
+        if options.new is None:
+            return 0
         new = train(options.new, work / "new", data, methods)
     different = [name for name in new if sorted(old[name].values()) != sorted(new[name].values())]
     for name in new:

@@ -27,3 +27,9 @@ class Interrupted(BaseException):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, for a message of one sentence."""
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__

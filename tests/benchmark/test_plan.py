@@ -7,16 +7,13 @@ import certvol
 from certvol.benchmark import plan
 from certvol.benchmark.preflight import check_same_settings
 from certvol.errors import UserError
-from certvol.methods import config_classes
 from certvol.nn.small_cnn import SmallCNN
 from certvol.settings import read_settings_file
 from support.images import tiny, write_domain
 
-METHODS = config_classes()
-
 
 def _labels(methods: list[str], vary: list[str]) -> list[str]:
-    return [variant.label for variant in plan.read_variants(methods, vary, METHODS)]
+    return [variant.label for variant in plan.read_variants(methods, vary)]
 
 
 def test_variants_are_named_as_their_folders() -> None:
@@ -79,7 +76,6 @@ def test_each_source_of_settings_overrides_the_one_below() -> None:
     variant = plan.Variant("cvp", (("training.cycles", "5"),))
     config = plan.settings_of(
         variant,
-        METHODS,
         "authors",
         {"model.backbone": "a", "data.image_size": 16, "training.batch_size": 8},
         {"model.backbone": "b", "training.batch_size": 16},
@@ -97,40 +93,36 @@ def test_each_source_of_settings_overrides_the_one_below() -> None:
 
 def test_a_method_gets_only_its_own_settings() -> None:
     given = {"method.num_samples": "8"}
-    variants = plan.read_variants(["basic", "cvp"], [], METHODS)
-    plan.check_given(given, variants, METHODS)
-    configs = [plan.settings_of(variant, METHODS, "default", {}, {}, given) for variant in variants]
+    variants = plan.read_variants(["basic", "cvp"])
+    plan.check_given(given, variants)
+    configs = [plan.settings_of(variant, given=given) for variant in variants]
     assert configs[1].method.num_samples == 8
     assert not hasattr(configs[0].method, "num_samples")
     with pytest.raises(UserError, match="not a setting of basic"):
-        plan.check_given(given, variants[:1], METHODS)
+        plan.check_given(given, variants[:1])
     for name, flag in (
         ("method.name", "--methods"),
         ("training.seed", "--seeds"),
         ("data.source", "--data"),
     ):
         with pytest.raises(UserError, match=f"use {flag}"):
-            plan.check_given({name: "1"}, variants, METHODS)
+            plan.check_given({name: "1"}, variants)
     with pytest.raises(UserError, match="unknown setting"):
-        plan.settings_of(variants[0], METHODS, "default", {}, {}, {"training.cycle": 3})
+        plan.settings_of(variants[0], given={"training.cycle": 3})
 
 
 def test_settings_of_single_runs_are_ignored_in_a_file() -> None:
     file = {"data.source": "/a", "data.target": "/b", "training.seed": 3, "method.name": "cvp"}
-    config = plan.settings_of(plan.Variant("basic"), METHODS, "default", {}, file, {})
+    config = plan.settings_of(plan.Variant("basic"), file=file)
     assert (config.data.source, config.data.target, config.method_name) == (None, None, "basic")
 
 
 def test_a_file_for_one_method_gives_others_no_method_settings() -> None:
     file = {"method.name": "can", "method.weight": 0.123, "training.cycles": 3}
-    can, dann = (
-        plan.settings_of(plan.Variant(n), METHODS, "default", {}, file, {}) for n in ("can", "dann")
-    )
-    assert (can.method.weight, dann.method) == (0.123, METHODS["dann"]())
+    can, dann = (plan.settings_of(plan.Variant(n), file=file) for n in ("can", "dann"))
+    assert (can.method.weight, dann.method) == (0.123, type(dann.method)())
     assert can.training.cycles == dann.training.cycles == 3
-    given = plan.settings_of(
-        plan.Variant("dann"), METHODS, "default", {}, file, {"method.weight": "2"}
-    )
+    given = plan.settings_of(plan.Variant("dann"), file=file, given={"method.weight": "2"})
     assert given.method.weight == 2
 
 
@@ -153,14 +145,14 @@ def test_settings_that_a_closed_form_method_changes_are_planned(
         save_file(SmallCNN().state_dict(), weights)
     given = tiny(method__name="coral", model__weights=weights, model__norm="auto")
     del given["method.name"]
-    planned = plan.settings_of(plan.Variant("coral"), METHODS, "default", {}, {}, given)
+    planned = plan.settings_of(plan.Variant("coral"), given=given)
     assert planned.model.train == ("all" if weights == "none" else "head")
     source = write_domain(tmp_path / "source", 4)
     target = write_domain(tmp_path / "target", 4, seed=1)
-    job = plan.Job("A-B", "coral", 0, tmp_path, source, target)
+    job = plan.BenchmarkJob("A-B", "coral", 0, tmp_path, source, target)
     job.settings.parent.mkdir()
     job.settings.write_text(planned.to_yaml())
     certvol.adapt(source, target, job.folder, config=job.settings)
-    check_same_settings(job.folder, planned, METHODS)
+    check_same_settings(job.folder, planned)
     again = read_settings_file(job.folder / "config.yaml")
-    assert plan.settings_of(plan.Variant("coral"), METHODS, "default", {}, again, {}) == planned
+    assert plan.settings_of(plan.Variant("coral"), file=again) == planned

@@ -4,13 +4,10 @@ from pathlib import Path
 import pytest
 
 from certvol.benchmark import plan
-from certvol.benchmark.plan import Request
+from certvol.benchmark.plan import BenchmarkOptions
 from certvol.benchmark.preflight import check_folder, check_options, check_same_settings
 from certvol.errors import UserError
-from certvol.methods import config_classes
 from certvol.settings import Config
-
-METHODS = config_classes()
 
 
 @pytest.mark.parametrize(
@@ -25,7 +22,7 @@ METHODS = config_classes()
 )
 def test_options_out_of_range_are_refused(option: str, value: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_options(Request(suite="digits", out=Path("out"), **{option: value}))  # type: ignore[arg-type]
+        check_options(BenchmarkOptions(suite="digits", out=Path("out"), **{option: value}))  # type: ignore[arg-type]
 
 
 def _about(out: Path, suite: str, root: Path | None) -> None:
@@ -63,21 +60,21 @@ def test_another_data_root_is_refused_but_links_and_moves_are_not(tmp_path: Path
 
 def _config(**given: object) -> Config:
     settings = {name.replace("__", "."): value for name, value in given.items()}
-    return plan.settings_of(plan.Variant("cvp"), METHODS, "quick", {}, {}, settings)
+    return plan.settings_of(plan.Variant("cvp"), "quick", given=settings)
 
 
 def test_a_run_must_have_been_made_with_the_planned_settings(tmp_path: Path) -> None:
     config = _config()
-    check_same_settings(tmp_path, config, METHODS)
+    check_same_settings(tmp_path, config)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     longer = _config(training__cycles=61)
     with pytest.raises(UserError, match=r"`training.cycles` 60, now it is 61"):
-        check_same_settings(tmp_path, longer, METHODS)
+        check_same_settings(tmp_path, longer)
     (tmp_path / "config.yaml").write_text(config.to_yaml().replace("cycles:", "cycels:"))
     with pytest.raises(UserError, match=r"made with invalid settings .*cycels"):
-        check_same_settings(tmp_path, config, METHODS)
+        check_same_settings(tmp_path, config)
     (tmp_path / "config.yaml").write_text("{{{")  # that run failed; others continue
-    check_same_settings(tmp_path, longer, METHODS)
+    check_same_settings(tmp_path, longer)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +89,4 @@ def test_settings_without_effect_on_the_result_may_differ(
     given: dict[str, object], tmp_path: Path
 ) -> None:
     (tmp_path / "config.yaml").write_text(_config().to_yaml())
-    check_same_settings(tmp_path, _config(**given), METHODS)
+    check_same_settings(tmp_path, _config(**given))

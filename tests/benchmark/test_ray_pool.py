@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from certvol.benchmark import ray_pool, worker
-from certvol.benchmark.plan import Job
+from certvol.benchmark.plan import BenchmarkJob
 from certvol.benchmark.ray_pool import RayPool
 from certvol.errors import UserError
 
@@ -47,7 +47,7 @@ def test_an_unreachable_address_is_reported_at_once(
 def test_a_job_returns_its_failure_and_raises_if_its_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
+    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
     monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", "echo certvol: no >&2; exit 2"])
     outcome = ray_pool.run_job(job)
     assert (outcome.status, outcome.code, outcome.reason) == ("failed", 2, "no")

@@ -1,6 +1,5 @@
 """Benchmarks with real runs, which are killed and resumed."""
 
-import csv
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from certvol.cli._main import run as run_command
+from support.tables import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +55,7 @@ def _adapts(out: Path) -> bool:
 
 
 def _rows_without_seconds(out: Path) -> list[dict[str, str]]:
-    with (out / "results.csv").open() as file:
-        return [{**row, "seconds": ""} for row in csv.DictReader(file)]
+    return [{**row, "seconds": ""} for row in rows_of(out / "results.csv")]
 
 
 def _statuses(out: Path) -> set[str]:

@@ -5,11 +5,9 @@ import pytest
 from certvol.benchmark.plan import Variant, settings_of
 from certvol.benchmark.published import published
 from certvol.benchmark.suites import SUITES
-from certvol.methods import config_classes
 from certvol.settings import read_settings_file
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-METHODS = config_classes()
 OWN = {
     "visda-2017-paper": {"training.schedule_exponent": 2.25}
 }  # where the paper departs from its own settings
@@ -33,10 +31,8 @@ def test_a_recipe_is_the_preset_on_the_suites_backbone(name: str, preset: str) -
     path = RECIPES / f"{name}-{preset}.yaml"
     suite, file = SUITES[name], read_settings_file(path)
     for variant in (Variant("cvp"), Variant("basic")):
-        by_recipe = settings_of(variant, METHODS, suite.preset, suite.settings, file, {})
-        by_preset = settings_of(
-            variant, METHODS, preset, suite.settings, OWN.get(path.stem, {}), {}
-        )
+        by_recipe = settings_of(variant, suite.preset, suite.settings, file)
+        by_preset = settings_of(variant, preset, suite.settings, OWN.get(path.stem))
         assert by_recipe == by_preset
     assert by_recipe.model.backbone.startswith(f"{suite.backbone}.")
     head = path.read_text().split("method:")[0]
@@ -53,5 +49,5 @@ def test_the_recipe_of_digits_is_what_runs_without_one() -> None:
     suite = SUITES["digits"]
     file = read_settings_file(RECIPES / "digits.yaml")
     variant = Variant("cvp")
-    with_it = settings_of(variant, METHODS, "default", {}, file, {})
-    assert with_it == settings_of(variant, METHODS, suite.preset, suite.settings, {}, {})
+    with_it = settings_of(variant, file=file)
+    assert with_it == settings_of(variant, suite.preset, suite.settings)

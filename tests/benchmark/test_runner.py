@@ -1,6 +1,5 @@
 """A benchmark's plan, results and messages, with played runs; test_real_runs.py has real ones."""
 
-import csv
 import errno
 import fcntl
 from collections.abc import Callable, Sequence
@@ -10,14 +9,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from certvol.benchmark.plan import Request
+from certvol.benchmark.plan import BenchmarkOptions
 from certvol.benchmark.runner import Summary, run
 from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
-from certvol.benchmark.worker import Outcome
+from certvol.benchmark.worker import JobOutcome
 from certvol.errors import Interrupted, UserError
-from certvol.methods import config_classes
 from certvol.progress import Silent, StopSignal
 from support.played import Played
+from support.tables import rows_of
 
 Benchmark = Callable[..., Summary]
 
@@ -28,15 +27,15 @@ def benchmark(tmp_path: Path, digits: Path, played: Played) -> Benchmark:
 
     def call(**changed: Any) -> Summary:
         options = {"suite": "digits", "out": tmp_path, "data": digits, "tasks": ["T-B"]}
-        request = Request(**{**options, "seeds": [0, 1], **changed})
-        return run(request, config_classes(), Silent(), StopSignal())
+        return run(
+            BenchmarkOptions(**{**options, "seeds": [0, 1], **changed}), Silent(), StopSignal()
+        )
 
     return call
 
 
 def _rows(out: Path) -> list[dict[str, str]]:
-    with (out / "results.csv").open() as file:
-        return list(csv.DictReader(file))
+    return rows_of(out / "results.csv")
 
 
 def _statuses(out: Path) -> list[str]:
@@ -75,7 +74,7 @@ def test_finished_runs_keep_no_checkpoints(
             (job.folder / name).parent.mkdir(exist_ok=True)
             (job.folder / name).write_bytes(b"state")
     (stopped.folder / "model.safetensors").rename(tmp_path / "model")
-    played.ends[stopped.name] = Outcome("stopped", 143, 1.0)
+    played.ends[stopped.name] = JobOutcome("stopped", 143, 1.0)
     with pytest.raises(Interrupted):
         benchmark(**asked)
     assert [(done.folder / name).exists() for name in heavy] == [False, keep == "all"]
@@ -89,7 +88,7 @@ def test_finished_runs_keep_no_checkpoints(
 def test_a_failed_run_is_recorded_and_tried_again_by_the_next_call(
     tmp_path: Path, benchmark: Benchmark, played: Played
 ) -> None:
-    played.ends["T-B basic seed 0"] = Outcome("failed", 1, 1.0, "it broke")
+    played.ends["T-B basic seed 0"] = JobOutcome("failed", 1, 1.0, "it broke")
     assert benchmark().failures == [("T-B basic seed 0", "it broke")]
     assert "failed: it broke" in _statuses(tmp_path)
     assert len(played.jobs) == 6, "the others ran"
@@ -104,7 +103,7 @@ def test_a_failed_run_is_recorded_and_tried_again_by_the_next_call(
 def test_a_failure_stays_recorded_until_the_run_is_tried_again(
     begun: bool, tmp_path: Path, benchmark: Benchmark, played: Played
 ) -> None:
-    played.ends["T-B cvp seed 0"] = Outcome("died", 143, 1.0, "killed by SIGTERM")
+    played.ends["T-B cvp seed 0"] = JobOutcome("died", 143, 1.0, "killed by SIGTERM")
     failures = benchmark(methods=["cvp"], seeds=[0]).failures
     assert failures == [("T-B cvp seed 0", "killed by SIGTERM")]
     if begun:
@@ -119,7 +118,7 @@ def test_a_failure_stays_recorded_until_the_run_is_tried_again(
 def test_unfinished_runs_of_an_earlier_call_are_in_no_table(
     tmp_path: Path, benchmark: Benchmark, played: Played
 ) -> None:
-    played.ends["F-R basic seed 0"] = Outcome("stopped", 143, 1.0)
+    played.ends["F-R basic seed 0"] = JobOutcome("stopped", 143, 1.0)
     with pytest.raises(Interrupted):
         benchmark(tasks=["F-R"], methods=["basic", "cvp"], seeds=[0], data=None)
     begun = tmp_path / "runs" / "F-R" / "cvp" / "0"
@@ -140,7 +139,7 @@ def test_unfinished_runs_of_an_earlier_call_are_in_no_table(
 def test_a_stopped_benchmark_writes_its_tables_and_resumes(
     tmp_path: Path, benchmark: Benchmark, played: Played
 ) -> None:
-    played.ends["T-B cvp seed 1"] = Outcome("stopped", 143, 1.0)
+    played.ends["T-B cvp seed 1"] = JobOutcome("stopped", 143, 1.0)
     with pytest.raises(Interrupted, match="the same command resumes") as caught:
         benchmark()
     assert caught.value.exit_code == 143

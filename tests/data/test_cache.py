@@ -14,13 +14,14 @@ from certvol.data.decoding import decode
 from certvol.data.folders import scan
 from certvol.errors import RunFailed, UserError
 from certvol.settings import DataConfig
-from support.pictures import LIMIT, Recorder, encoded, forbid_decoding, opened, picture
+from support.pictures import LIMIT, encoded, forbid_decoding, opened, picture
+from support.reporter import RecordingReporter
 
 
 def test_the_cache_holds_the_decoded_images(images: Path, config: DataConfig) -> None:
     (images / "a/bad.jpg").write_bytes(b"text")
     (images / "b/zero.png").write_bytes(b"")
-    progress = Recorder()
+    progress = RecordingReporter()
     cache = opened(images, config, progress=progress)
     listing = scan(images)
     good = [path for path in listing.paths if path not in ("a/bad.jpg", "b/zero.png")]

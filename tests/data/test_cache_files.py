@@ -18,7 +18,8 @@ from certvol.data.decoding import decode
 from certvol.errors import RunFailed, UserError
 from certvol.files import sync
 from certvol.settings import DataConfig
-from support.pictures import Recorder, forbid_decoding, opened
+from support.pictures import forbid_decoding, opened
+from support.reporter import RecordingReporter
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException) -> None:
@@ -48,7 +49,7 @@ def test_an_interrupted_build_resumes(
     calls: list[int] = []
     real = decode
     monkeypatch.setattr(decoding, "decode", lambda *a: calls.append(1) or real(*a))
-    progress = Recorder()
+    progress = RecordingReporter()
     resumed = opened(images, config, progress=progress)
     if call == 40:
         assert len(calls) < 20  # most of it was kept

@@ -8,6 +8,7 @@ from certvol.data.check import CheckReport, check
 from certvol.errors import UserError
 from support.findings import CONFIG, texts
 from support.images import write_noise
+from support.reporter import RecordingReporter
 
 
 @pytest.fixture
@@ -272,17 +273,7 @@ def test_strange_names_give_printable_findings(domains: tuple[Path, Path]) -> No
 
 
 def test_progress_is_shown_for_both(domains: tuple[Path, Path]) -> None:
-    events: list[object] = []
-
-    class Recorder:
-        def start(self, what: str, total: int, done: int = 0) -> None:
-            events.append((what, total))
-
-        def advance(self, n: int = 1) -> None:
-            events.append(n)
-
-        def finish(self) -> None:
-            events.append("finish")
-
-    check(*domains, CONFIG, Recorder())
-    assert events == [("reading source", 8), 8, "finish", ("reading target", 8), 8, "finish"]
+    progress = RecordingReporter()
+    check(*domains, CONFIG, progress)
+    bars = [("reading source", 8), ("finish", 8), ("reading target", 8), ("finish", 16)]
+    assert progress.events == bars

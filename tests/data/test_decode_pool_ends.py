@@ -16,7 +16,8 @@ from certvol.data.decode_pool import read_images
 from certvol.data.folders import scan
 from certvol.settings import DataConfig
 from support.decoding import children, text_of
-from support.pictures import Recorder, opened
+from support.pictures import opened
+from support.reporter import RecordingReporter
 
 
 def test_closing_early_leaves_no_process(
@@ -59,7 +60,7 @@ def test_closing_ends_a_decoder_that_hangs(
 def test_an_interrupted_build_leaves_no_process_and_resumes(
     images: Path, config: DataConfig, odd_worker: Path, tmp_path: Path
 ) -> None:
-    class Stopped(Recorder):
+    class Stopped(RecordingReporter):
         def advance(self, n: int = 1) -> None:
             super().advance(n)
             if self.advanced >= 20:
@@ -72,7 +73,7 @@ def test_an_interrupted_build_leaves_no_process_and_resumes(
     assert children() <= before
     (journal,) = cache.cache_folder(config).glob("*.building/journal.jsonl")
     assert len(journal.read_bytes().splitlines()) >= 4
-    progress = Recorder()
+    progress = RecordingReporter()
     resumed = opened(images, config, progress=progress)
     assert progress.events == [("decoding images", 40), ("finish", 40)]
     assert np.array_equal(resumed.pixels, whole.pixels)

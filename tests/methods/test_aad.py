@@ -4,10 +4,9 @@ from torch import Tensor
 
 from certvol.methods._base import Batch
 from certvol.methods.aad import agreement_with_others
-from methods.test_shot import rows_behind_bottleneck
 from support import naive_losses as naive
 from support.methods import fitted, make_batch, make_method, make_survey
-from support.plain_steps import Weights, assert_steps_are, linear
+from support.plain_steps import Weights, assert_steps_are, linear, rows_behind_bottleneck
 
 
 def test_equal_sure_rows_agree_with_all_others_and_different_ones_with_none() -> None:

@@ -5,10 +5,9 @@ from torch import Tensor
 
 from certvol.methods._base import Batch
 from certvol.methods.atdoc import neighbour_labels
-from methods.test_shot import rows_behind_bottleneck
 from support import naive_losses as naive
 from support.methods import CLASSES, fitted, make_batch, make_method
-from support.plain_steps import Weights, assert_steps_are, linear
+from support.plain_steps import Weights, assert_steps_are, linear, rows_behind_bottleneck
 
 
 def test_labels_and_weights_are_those_of_the_loops() -> None:

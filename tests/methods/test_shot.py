@@ -15,15 +15,12 @@ from certvol.runs.checkpoint import read_tensors
 from support import naive_losses as naive
 from support.images import tiny
 from support.methods import CLASSES, make_batch, make_method, make_survey
-from support.plain_steps import Weights, assert_steps_are, features_of, linear, normalised
-
-BOTTLENECK = "network.classifier.bottleneck"
-
-
-def rows_behind_bottleneck(weights: Weights, inputs: Tensor) -> Tensor:
-    x = linear(weights, f"{BOTTLENECK}.linear", features_of(weights, inputs))
-    norm = f"{BOTTLENECK}.norm"
-    return normalised(x, weights[f"{norm}.weight_SC"][0], weights[f"{norm}.bias_SC"][0])
+from support.plain_steps import (
+    Weights,
+    assert_steps_are,
+    linear,
+    rows_behind_bottleneck,
+)
 
 
 @pytest.mark.parametrize("least", [0, 7])

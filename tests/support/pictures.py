@@ -11,6 +11,7 @@ from PIL import Image
 from certvol.data import decoding
 from certvol.data.cache import PixelCache, open_cache
 from certvol.data.folders import scan
+from certvol.progress import Progress
 from certvol.settings import DataConfig
 
 LIMIT = 179.0
@@ -36,24 +37,8 @@ def close(a: np.ndarray, b: np.ndarray, by: float = 3.0) -> bool:
     return a.shape == b.shape and float(np.abs(a.astype(float) - b.astype(float)).mean()) <= by
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, int]] = []
-        self.advanced = 0
-
-    def start(self, what: str, total: int, done: int = 0) -> None:
-        self.events.append((what, total))
-        self.advanced += done
-
-    def advance(self, n: int = 1) -> None:
-        self.advanced += n
-
-    def finish(self) -> None:
-        self.events.append(("finish", self.advanced))
-
-
 def opened(
-    root: Path, config: DataConfig, size: int = 8, progress: Recorder | None = None
+    root: Path, config: DataConfig, size: int = 8, progress: Progress | None = None
 ) -> PixelCache:
     return open_cache(scan(root), size, config, progress)
 

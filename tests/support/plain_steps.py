@@ -58,9 +58,18 @@ def normalised(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
 
 
 def bottleneck_of(weights: Weights, features_ND: Tensor) -> Tensor:
+    return torch.relu(_before_relu(weights, features_ND))
+
+
+def rows_behind_bottleneck(weights: Weights, inputs: Tensor) -> Tensor:
+    """Return the output of a bottleneck without ReLU."""
+    return _before_relu(weights, features_of(weights, inputs))
+
+
+def _before_relu(weights: Weights, features_ND: Tensor) -> Tensor:
     x = linear(weights, "network.classifier.bottleneck.linear", features_ND)
     norm = "network.classifier.bottleneck.norm"
-    return torch.relu(normalised(x, weights[f"{norm}.weight_SC"][0], weights[f"{norm}.bias_SC"][0]))
+    return normalised(x, weights[f"{norm}.weight_SC"][0], weights[f"{norm}.bias_SC"][0])
 
 
 def adversarial(

@@ -84,7 +84,7 @@ CLAIMS = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimOutcome:
     claim: Claim
     by_pair: dict[tuple[str, int], float]
     """(task, seed) -> effect."""
@@ -106,7 +106,7 @@ class Finding:
         return VERDICTS[significance.judge(self.effects, self.p)]
 
 
-def find(done: Sequence[Result]) -> list[Finding]:
+def find(done: Sequence[Result]) -> list[ClaimOutcome]:
     """Test each claim for which there are runs, over pairs of the same task and seed."""
     runs = {result.key: result for result in done}
     pairs = list(dict.fromkeys((result.task, result.seed) for result in done))
@@ -120,5 +120,5 @@ def find(done: Sequence[Result]) -> list[Finding]:
             except (KeyError, ZeroDivisionError):
                 continue
         if effects:
-            findings.append(Finding(claim, effects))
+            findings.append(ClaimOutcome(claim, effects))
     return findings

@@ -1,4 +1,4 @@
-"""Read what the paper's claims are about from a run: oscillation, sigma and its correlations."""
+"""Read a run's figures for the paper's claims: oscillation, sigma and its correlations."""
 
 import json
 import statistics
@@ -63,7 +63,7 @@ def sigma_course(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _return(sigma: Sequence[float], before: float, places: Sequence[float]) -> float:
-    """Return the place where sigma, once it has fallen below `before`, is back at it.
+    """Return the place where sigma returns to `before` after falling below it.
 
     0 if it never falls, 1 if it never returns.
     """

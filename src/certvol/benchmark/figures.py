@@ -1,17 +1,18 @@
 """A figure per varied setting: accuracy over its values, with the deviation over seeds."""
 
-import io
 import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from certvol.benchmark.plan import Variant, parse_label
 from certvol.benchmark.results import Result
 from certvol.benchmark.suites import Suite
 from certvol.benchmark.table_formats import Cell, mean_and_deviation
-from certvol.files import write_atomically
+from certvol.report.paper_figures import write_figures
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,13 @@ def draw_ablations(
     settings: Sequence[str],
 ) -> list[Path]:
     """Draw `folder`/<setting>.png and .pdf of each setting that has finished runs."""
-    drawn: list[Path] = []
-    for ablation in (read_ablation(results, tasks, setting) for setting in settings):
-        if ablation.lines:
-            folder.mkdir(parents=True, exist_ok=True)
-            drawn += _draw(folder, ablation, suite, tasks)
-    return drawn
+    ablations = [read_ablation(results, tasks, setting) for setting in settings]
+    drawings = {
+        each.setting: ((5.0, 3.6), partial(_draw, each, suite, tasks))
+        for each in ablations
+        if each.lines
+    }
+    return write_figures(drawings, folder, ("png", "pdf")) if drawings else []
 
 
 def read_ablation(results: Sequence[Result], tasks: Sequence[str], setting: str) -> Ablation:
@@ -65,14 +67,8 @@ def _are_numbers(values: Sequence[str]) -> bool:
         return False
 
 
-def _draw(folder: Path, ablation: Ablation, suite: Suite, tasks: Sequence[str]) -> list[Path]:
+def _draw(ablation: Ablation, suite: Suite, tasks: Sequence[str], axes: Any) -> None:
     """Space the values equally, so that neither 0.001 nor 256 crowds the others."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     for name, line in ablation.lines.items():
         cells = [line.get(value, Cell()) for value in ablation.values]
         means = [float("nan") if cell.mean is None else 100 * cell.mean for cell in cells]
@@ -85,15 +81,8 @@ def _draw(folder: Path, ablation: Ablation, suite: Suite, tasks: Sequence[str]) 
     axes.set_xlabel(ablation.setting)
     axes.set_ylabel(f"{suite.metric.replace('_', ' ')} of the target, %")
     axes.set_title(title(ablation, suite, tasks), fontsize="small")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
-    undated = {"png": {"Software": None}, "pdf": {"CreationDate": None}}  # same runs, same file
-    paths = [folder / f"{ablation.setting}.{kind}" for kind in undated]
-    for path, metadata in zip(paths, undated.values(), strict=True):
-        data = io.BytesIO()
-        figure.savefig(data, format=path.suffix[1:], dpi=200, metadata=metadata)
-        write_atomically(path, data.getvalue())
-    return paths
+    axes.grid(axis="x", visible=False)
+    axes.legend(fontsize="small")
 
 
 def title(ablation: Ablation, suite: Suite, tasks: Sequence[str]) -> str:

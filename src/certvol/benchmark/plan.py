@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from certvol.errors import UserError
+from certvol.methods import config_classes
 from certvol.settings import SECTIONS, Config, absolute_path, for_method, nearest, resolve
 from certvol.training import named_choices, pseudo_labels
 from certvol.training.setup import with_trained_part
 
-Methods = Mapping[str, type]  # name -> class of its settings
 RunKey = tuple[str, str, int]  # task, variant label, seed
 
 # Settings that a benchmark gives each run itself -> the option to use instead.
@@ -25,7 +25,7 @@ SET_PER_RUN = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BenchmarkOptions:
     """The options of `certvol benchmark`."""
 
     suite: str
@@ -97,7 +97,7 @@ class RunIdentity:
 
 
 @dataclass(frozen=True)
-class Job(RunIdentity):
+class BenchmarkJob(RunIdentity):
     """One run to make in the benchmark's folder, `out`."""
 
     out: Path
@@ -117,11 +117,12 @@ class Job(RunIdentity):
         return self.out / "logs" / self.task / self.method / f"{self.seed}.log"
 
 
-def read_variants(words: Sequence[str], vary: Sequence[str], methods: Methods) -> list[Variant]:
+def read_variants(words: Sequence[str], vary: Sequence[str] = ()) -> list[Variant]:
     """Read `cvp` and `cvp@method.samples_weight=0`; then vary each.
 
     `vary` holds `SETTING=VALUE,VALUE`. A variant that has the setting is run once per value.
     """
+    methods = config_classes()
     found: list[Variant] = []
     for word in words:
         name, _, rest = word.partition("@")
@@ -174,11 +175,11 @@ def _has(setting: str, method_settings: type) -> bool:
     return owner is not None and name in {each.name for each in dataclasses.fields(owner)}
 
 
-def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: Methods) -> None:
+def check_given(given: Mapping[str, Any], variants: Sequence[Variant]) -> None:
     """Refuse settings that no run would use: those of other methods, and those set per run."""
     for setting in given:
         check_not_set_per_run(setting, f"--{setting}")
-        owners = [name for name, cls in methods.items() if _has(setting, cls)]
+        owners = [name for name, cls in config_classes().items() if _has(setting, cls)]
         if owners and not any(variant.method in owners for variant in variants):
             names = ", ".join(variant.method for variant in variants)
             raise UserError(f"`{setting}` is not a setting of {names}; leave it out")
@@ -186,28 +187,26 @@ def check_given(given: Mapping[str, Any], variants: Sequence[Variant], methods: 
 
 def settings_of(
     variant: Variant,
-    methods: Methods,
-    preset: str,
-    of_suite: Mapping[str, Any],
-    file: Mapping[str, Any],
-    given: Mapping[str, Any],
+    preset: str = "default",
+    of_suite: Mapping[str, Any] | None = None,
+    file: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Config:
     """Resolve a variant's settings.
 
     The variant's override the command line's (`given`), then come the file's, the suite's and the
     preset's. A method ignores method settings that only other methods have.
     """
-    joined = {**of_suite, **for_method(file, variant.method), **given}
-    joined["method.name"] = variant.method
-    config = resolve(
-        methods,
-        preset,
-        joined,
-        dict(variant.settings),
-        pseudo_labels.config_classes(),
-        named_choices(),
-    )
+    joined = {**(of_suite or {}), **for_method(file or {}, variant.method), **(given or {})}
+    config = checked({**joined, "method.name": variant.method}, preset, dict(variant.settings))
     weights, cache = (absolute_path(path) for path in (config.model.weights, config.data.cache_dir))
     model = dataclasses.replace(config.model, weights=weights)
     data = dataclasses.replace(config.data, cache_dir=cache, source=None, target=None)
     return with_trained_part(dataclasses.replace(config, model=model, data=data))
+
+
+def checked(
+    settings: Mapping[str, Any], preset: str = "default", overrides: Mapping[str, Any] | None = None
+) -> Config:
+    rules, choices = pseudo_labels.config_classes(), named_choices()
+    return resolve(config_classes(), preset, settings, overrides, rules, choices)

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from certvol.benchmark.plan import Job
-from certvol.benchmark.worker import Outcome, Worker
+from certvol.benchmark.plan import BenchmarkJob
+from certvol.benchmark.worker import JobOutcome, Worker
 from certvol.progress import StopSignal
 
 TRIES = 3  # for a run whose process dies or is stopped from outside
 POLL_SECONDS = 0.2
 
-Ended = Callable[[Job, Outcome], None]
-Running = Callable[[Sequence[Job]], None]
+Ended = Callable[[BenchmarkJob, JobOutcome], None]
+Running = Callable[[Sequence[BenchmarkJob]], None]
 
 
 class Pool(Protocol):
     def run(
-        self, jobs: Sequence[Job], ended: Ended, running: Running, stop_signal: StopSignal
+        self, jobs: Sequence[BenchmarkJob], ended: Ended, running: Running, stop_signal: StopSignal
     ) -> int | None:
         """Run all jobs; return the signal that stopped it, or None.
 
@@ -43,10 +43,10 @@ class LocalPool:
         return environment
 
     def run(
-        self, jobs: Sequence[Job], ended: Ended, running: Running, stop_signal: StopSignal
+        self, jobs: Sequence[BenchmarkJob], ended: Ended, running: Running, stop_signal: StopSignal
     ) -> int | None:
         waiting = list(jobs)
-        tries: Counter[Job] = Counter()
+        tries: Counter[BenchmarkJob] = Counter()
         workers = [Worker(self._environment(slot)) for slot in range(min(self.workers, len(jobs)))]
         try:
             while waiting or any(worker.job for worker in workers):

@@ -1,17 +1,16 @@
-"""Catch errors that would fail every run, or mix unlike runs, before a benchmark starts."""
+"""Catch errors that would fail every run, or average over settings, before a benchmark starts."""
 
 import json
 from pathlib import Path
 
-from certvol.benchmark.plan import Methods, Request
+from certvol.benchmark.plan import BenchmarkOptions, checked
 from certvol.data.folders import printable
 from certvol.device import pick_device
 from certvol.errors import UserError
 from certvol.nn.backbones import describe
 from certvol.runs.folder import RunFolder
 from certvol.scores.validators import VALIDATORS
-from certvol.settings import Config, flatten, read_settings_file, resolve
-from certvol.training import named_choices, pseudo_labels
+from certvol.settings import Config, flatten, read_settings_file
 
 # Settings that change where and how fast a run is, but not its result; a seed has its own folder.
 WITHOUT_EFFECT = frozenset(
@@ -22,16 +21,16 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
-def check_options(request: Request) -> None:
-    if not request.seeds or min(request.seeds) < 0:
+def check_options(options: BenchmarkOptions) -> None:
+    if not options.seeds or min(options.seeds) < 0:
         raise UserError("--seeds needs whole numbers from 0, such as 0,1,2")
-    if request.workers < 1:
-        raise UserError(f"--workers should be 1 or more, found {request.workers}")
-    if not 0 < request.gpu_share <= 1:
-        raise UserError(f"--gpu-share should be above 0 and at most 1, found {request.gpu_share}")
-    if request.validator not in VALIDATORS:
+    if options.workers < 1:
+        raise UserError(f"--workers should be 1 or more, found {options.workers}")
+    if not 0 < options.gpu_share <= 1:
+        raise UserError(f"--gpu-share should be above 0 and at most 1, found {options.gpu_share}")
+    if options.validator not in VALIDATORS:
         known = ", ".join(VALIDATORS)
-        raise UserError(f"unknown validator `{request.validator}` (validators: {known})")
+        raise UserError(f"unknown validator `{options.validator}` (validators: {known})")
 
 
 def check_folder(out: Path, suite: str, root: Path | None) -> None:
@@ -59,7 +58,7 @@ def check_folder(out: Path, suite: str, root: Path | None) -> None:
     if not Path(earlier_root).samefile(root):
         raise UserError(
             f"the runs in {out} were made from {printable(earlier_root)}, not from "
-            f"{printable(str(root))}; give the same --data, or another --out"
+            f"{printable(root)}; give the same --data, or another --out"
         )
 
 
@@ -80,17 +79,15 @@ def check_network(config: Config, device_here: bool) -> None:
         )
 
 
-def check_same_settings(folder: Path, planned: Config, methods: Methods) -> None:
-    """Refuse a run made with other settings than its method has now: a mean needs like runs."""
+def check_same_settings(folder: Path, planned: Config) -> None:
+    """Refuse a run with other settings than its method has now: a mean would mix both."""
     try:
         given = read_settings_file(folder / "config.yaml")
     except UserError:
         return  # missing, or damaged: the run's status says so
     again = "give another --out, or the settings it was made with"
     try:
-        rules, choices = pseudo_labels.config_classes(), named_choices()
-        earlier = resolve(methods, file=given, rules=rules, choices=choices)
-        before = flatten(earlier.as_dict(), str(folder))
+        before = flatten(checked(given).as_dict(), str(folder))
     except UserError as error:
         raise UserError(f"{folder} was made with invalid settings ({error}); {again}") from None
     now = flatten(planned.as_dict(), "settings")

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from certvol.benchmark.plan import Job
+from certvol.benchmark.plan import BenchmarkJob
 from certvol.benchmark.pool import POLL_SECONDS, TRIES, Ended, Running
-from certvol.benchmark.worker import Outcome, Worker
-from certvol.errors import UserError
+from certvol.benchmark.worker import JobOutcome, Worker
+from certvol.errors import UserError, first_line
 from certvol.progress import StopSignal
 
 LOCAL = "local"
@@ -23,7 +23,7 @@ CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # between two looks at the cluster
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: BenchmarkJob) -> JobOutcome:
     """Do one job inside a worker of Ray, which has set CUDA_VISIBLE_DEVICES.
 
     If the worker dies, the run's process saves its state and ends too. If the process dies, raise,
@@ -53,10 +53,6 @@ def _check_reachable(address: str) -> None:
         raise UserError(f"no Ray cluster at {address}: {reason}; check --ray") from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 class RayPool:
     """Jobs on a cluster: as many at a time as its resources allow.
 
@@ -78,8 +74,9 @@ class RayPool:
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            reason = _first_line(error)
-            raise UserError(f"no Ray cluster at {address}: {reason}; check --ray") from None
+            raise UserError(
+                f"no Ray cluster at {address}: {first_line(error)}; check --ray"
+            ) from None
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.remote: Any = ray.remote(run_job).options(
             num_cpus=1,
@@ -89,7 +86,7 @@ class RayPool:
         )
 
     def run(
-        self, jobs: Sequence[Job], ended: Ended, running: Running, stop_signal: StopSignal
+        self, jobs: Sequence[BenchmarkJob], ended: Ended, running: Running, stop_signal: StopSignal
     ) -> int | None:
         pending = {self.remote.remote(job): job for job in jobs}
         started = time.monotonic()
@@ -106,15 +103,15 @@ class RayPool:
         finally:
             self.ray.shutdown()
 
-    def _outcome(self, reference: Any, started: float) -> Outcome:
+    def _outcome(self, reference: Any, started: float) -> JobOutcome:
         try:
-            outcome: Outcome = self.ray.get(reference)
+            outcome: JobOutcome = self.ray.get(reference)
             return outcome
         except ChildProcessError as error:
             reason = f"{error}, {TRIES} times"
         except self.ray.exceptions.RayError as error:
-            reason = f"its Ray worker died {TRIES} times ({_first_line(error)})"
-        return Outcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
+            reason = f"its Ray worker died {TRIES} times ({first_line(error)})"
+        return JobOutcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
 
     def _stop(self, pending: list[Any]) -> None:
         """Let the workers end their runs, which save their state."""

@@ -1,4 +1,4 @@
-"""Read what the runs of a benchmark reached, and write `results.csv`."""
+"""Read the results of a benchmark's runs, and write `results.csv`."""
 
 import csv
 import io

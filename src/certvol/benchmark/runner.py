@@ -1,17 +1,15 @@
 """Plan the runs of a suite, have them run, and write their results and tables."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from certvol.benchmark import preflight, suite_data, tables
 from certvol.benchmark.attempts import Attempts
 from certvol.benchmark.figures import draw_ablations
 from certvol.benchmark.plan import (
-    Job,
-    Methods,
-    Request,
+    BenchmarkJob,
+    BenchmarkOptions,
     RunKey,
     check_given,
     read_variants,
@@ -23,17 +21,16 @@ from certvol.benchmark.ray_pool import LOCAL, RayPool
 from certvol.benchmark.results import FAILED, STOPPED, WAITING, Result, read_run, results_csv
 from certvol.benchmark.suites import Suite, find_suite, find_tasks
 from certvol.benchmark.table_formats import Table, latex, long_csv, markdown
-from certvol.benchmark.worker import Outcome, progress_of
+from certvol.benchmark.worker import JobOutcome, progress_of
 from certvol.data.folders import printable
 from certvol.errors import Interrupted, UserError
 from certvol.files import held_alone
+from certvol.methods import config_classes
 from certvol.progress import Reporter, StopSignal, duration, percent
 from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import write_text
 from certvol.settings import Config, read_settings_file
-
-__all__ = ["Request", "Summary", "run"]
 
 
 @dataclass(frozen=True)
@@ -44,74 +41,74 @@ class Summary:
     results: list[Result]
 
 
-def run(request: Request, methods: Methods, reporter: Reporter, stop_signal: StopSignal) -> Summary:
+def run(options: BenchmarkOptions, reporter: Reporter, stop_signal: StopSignal) -> Summary:
     """Run a benchmark; raise UserError for any mistake before anything is written."""
-    return _Benchmark(request, methods, reporter).run(stop_signal)
+    return _Benchmark(options, reporter).run(stop_signal)
 
 
 class _Benchmark:
-    def __init__(self, request: Request, methods: Methods, reporter: Reporter) -> None:
-        self.request, self.reporter, self.out = request, reporter, request.out.absolute()
-        preflight.check_options(request)
-        self.suite = find_suite(request.suite)
-        self.tasks = find_tasks(self.suite, request.tasks, request.split)
-        self.configs = _resolve_configs(request, self.suite, methods)
-        self.baseline = self._find_baseline(methods)
-        root = None if self.suite.own_images else request.data
-        preflight.check_folder(request.out, self.suite.name, root)
+    def __init__(self, options: BenchmarkOptions, reporter: Reporter) -> None:
+        self.options, self.reporter, self.out = options, reporter, options.out.absolute()
+        preflight.check_options(options)
+        self.suite = find_suite(options.suite)
+        self.tasks = find_tasks(self.suite, options.tasks, options.split)
+        self.configs = _resolve_configs(options, self.suite)
+        self.baseline = self._find_baseline()
+        self.root = None if self.suite.own_images else options.data
+        preflight.check_folder(options.out, self.suite.name, self.root)
         self.data = self.out / "data"
-        self.located = suite_data.locate(self.suite, request.data, self.tasks, self.data)
+        self.located = suite_data.locate(self.suite, options.data, self.tasks, self.data)
         check_outside(self.out, [domain.folder for domain in self.located.values()])
         self.jobs = self._make_jobs()
         self.attempts = Attempts(self.out / "attempts.jsonl")
-        self.earlier = self._find_earlier(methods)
+        self.earlier = self._find_earlier()
         for job in self.jobs:
+            config = self.configs[job.method]
             if not RunFolder(job.folder).finished:
-                device_here = request.ray in (None, LOCAL)
-                preflight.check_network(self.configs[job.method], device_here)
-        for key in [*(job.key for job in self.jobs), *self.earlier]:
-            if key[1] in self.configs and (key not in self.earlier or self._folder(key).finished):
-                config = self.configs[key[1]]
-                preflight.check_same_settings(self._folder(key).path, config, methods)
+                preflight.check_network(config, device_here=options.ray in (None, LOCAL))
+            preflight.check_same_settings(job.folder, config)
+        for key in self.earlier:
+            folder = self._folder(key)
+            if key[1] in self.configs and folder.finished:
+                preflight.check_same_settings(folder.path, self.configs[key[1]])
         self.read: dict[RunKey, Result] = {}
         """Finished runs that were read already."""
 
-    def _find_baseline(self, methods: Methods) -> str | None:
+    def _find_baseline(self) -> str | None:
         """Return the label of `--baseline`, however it spells its settings."""
-        name = self.request.baseline
-        if name is None:
-            return None
-        label = read_variants([name], (), methods)[0].label
-        if label not in self.configs:
+        name = self.options.baseline
+        label = None if name is None else read_variants([name])[0].label
+        if label is not None and label not in self.configs:
             known = ", ".join(self.configs)
             raise UserError(f"--baseline {name} is not one of the methods to run: {known}")
         return label
 
-    def _make_jobs(self) -> list[Job]:
+    def _make_jobs(self) -> list[BenchmarkJob]:
         folders = {
             letter: domain.for_runs(self.data).absolute() for letter, domain in self.located.items()
         }
         return [
-            Job(task, method, seed, self.out, *(folders[letter] for letter in task.split("-")))
-            for seed in self.request.seeds
+            BenchmarkJob(task, method, seed, self.out, *map(folders.__getitem__, task.split("-")))
+            for seed in self.options.seeds
             for task in self.tasks
             for method in self.configs
         ]
 
-    def _find_earlier(self, methods: Methods) -> list[RunKey]:
+    def _find_earlier(self) -> list[RunKey]:
         """Return the runs of other calls with this folder, which belong in its tables too."""
         found = self.attempts.keys()
         for config in sorted((self.out / "runs").glob("*/*/*/config.yaml")):
             *_, task, method, seed, _ = config.parts
             if seed.isdecimal():
                 found.append((task, method, int(seed)))
-        asked = {job.key for job in self.jobs}
-
-        def is_of_suite(task: str, method: str) -> bool:
-            known = set(task.split("-")) <= set(self.suite.letters)
-            return known and method.partition("@")[0] in methods
-
-        return [key for key in dict.fromkeys(found) if key not in asked and is_of_suite(*key[:2])]
+        asked, methods = {job.key for job in self.jobs}, config_classes()
+        return [
+            (task, method, seed)
+            for task, method, seed in dict.fromkeys(found)
+            if (task, method, seed) not in asked
+            and set(task.split("-")) <= set(self.suite.letters)
+            and method.partition("@")[0] in methods
+        ]
 
     def _folder(self, key: RunKey) -> RunFolder:
         return RunFolder(self.out / run_name(key))
@@ -120,7 +117,7 @@ class _Benchmark:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            place = printable(str(self.out))
+            place = printable(self.out)
             raise UserError(f"cannot use {place} for the benchmark: {error.strerror}") from None
         refusal = f"another benchmark is writing {self.out}; wait for it, or stop it first"
         with held_alone(self.out / "lock", refusal):
@@ -129,12 +126,12 @@ class _Benchmark:
             done = len(self.jobs) - len(open_jobs)
             self.reporter.say(
                 f"{self.suite.name}: {len(self.jobs)} runs ({len(self.tasks)} tasks, "
-                f"{len(self.configs)} methods, {len(self.request.seeds)} seeds)"
+                f"{len(self.configs)} methods, {len(self.options.seeds)} seeds)"
                 + (f", {done} of them already done" if done else "")
             )
             stopped = self._run_jobs(open_jobs, stop_signal) if open_jobs else None
             summary = self._write()
-            varied = list(dict.fromkeys(word.partition("=")[0] for word in self.request.vary))
+            varied = list(dict.fromkeys(word.partition("=")[0] for word in self.options.vary))
             folder = self.out / "figures"
             draw_ablations(folder, self.suite, summary.results, self.tasks, varied)
         if stopped is not None:
@@ -145,8 +142,8 @@ class _Benchmark:
     def _prepare(self) -> None:
         """Write all that the runs need: images, links and settings."""
         folders = suite_data.prepare(self.suite, self.located, self.data)
-        root = None if self.suite.own_images else self.request.data
-        about = {"suite": self.suite.name, "data": None if root is None else str(root.resolve())}
+        root = None if self.root is None else str(self.root.resolve())
+        about = {"suite": self.suite.name, "data": root}
         write_text(self.out / "benchmark.json", json.dumps(about) + "\n")
         for warning in suite_data.count_warnings(self.suite, folders):
             self.reporter.warn(warning)
@@ -157,18 +154,18 @@ class _Benchmark:
             job.folder.parent.mkdir(parents=True, exist_ok=True)
             self._drop_state(job)
 
-    def _drop_state(self, job: Job) -> None:
+    def _drop_state(self, job: BenchmarkJob) -> None:
         """Delete what a finished run no longer needs, or many runs would fill the disk."""
         folder = RunFolder(job.folder)
         if folder.finished:
             folder.drop_state(weights_of_cycles=self.configs[job.method].guard.keep != "all")
 
-    def _run_jobs(self, jobs: list[Job], stop_signal: StopSignal) -> int | None:
+    def _run_jobs(self, jobs: list[BenchmarkJob], stop_signal: StopSignal) -> int | None:
         pool = self._pool()
         self.reporter.start("runs", len(jobs))
         noted = ""
 
-        def running(jobs: Sequence[Job]) -> None:
+        def running(jobs: Sequence[BenchmarkJob]) -> None:
             nonlocal noted
             words = "; ".join(f"{job.name}: {progress_of(job.folder)}" for job in jobs[:3])
             if words != noted:
@@ -183,13 +180,13 @@ class _Benchmark:
             self.reporter.finish()
 
     def _pool(self) -> Pool:
-        request = self.request
-        if request.ray is not None:
-            return RayPool(request.ray, request.workers, request.gpu_share)
+        options = self.options
+        if options.ray is not None:
+            return RayPool(options.ray, options.workers, options.gpu_share)
         auto = all(config.training.device == "auto" for config in self.configs.values())
-        return LocalPool(request.workers, visible_gpus() if auto else [])
+        return LocalPool(options.workers, visible_gpus() if auto else [])
 
-    def _ended(self, job: Job, outcome: Outcome) -> None:
+    def _ended(self, job: BenchmarkJob, outcome: JobOutcome) -> None:
         self.attempts.add(job.key, outcome)
         if outcome.status == "retried":
             self.reporter.warn(f"{job.name}: {outcome.reason}; trying again")
@@ -209,7 +206,7 @@ class _Benchmark:
         folder, seconds = self._folder(key), self.attempts.seconds(key)
         if folder.finished:
             if key not in self.read:
-                metric, validator = self.suite.metric, self.request.validator
+                metric, validator = self.suite.metric, self.options.validator
                 self.read[key] = read_run(folder.path, Result(*key), metric, validator)
             return replace(self.read[key], seconds=seconds)
         status = STOPPED if folder.holds_a_run else WAITING
@@ -226,7 +223,7 @@ class _Benchmark:
         # An unfinished run of an earlier call would empty averages.
         asked_keys = {job.key for job in self.jobs}
         shown = [r for r in results if r.key in asked_keys or r.status != STOPPED]
-        made = tables.all_tables(self.suite, shown, self.request.validator, self._baseline(shown))
+        made = tables.all_tables(self.suite, shown, self.options.validator, self._baseline(shown))
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", long_csv)):
             write_text(self.out / f"table.{suffix}", write(made))
         failures = [
@@ -249,22 +246,16 @@ class _Benchmark:
         return self.baseline or (usual[0] if usual else None)
 
 
-def _resolve_configs(request: Request, suite: Suite, methods: Methods) -> dict[str, Config]:
+def _resolve_configs(options: BenchmarkOptions, suite: Suite) -> dict[str, Config]:
     """Return the settings of each variant, by its label."""
-    variants = read_variants(request.methods, request.vary, methods)
-    check_given(request.settings, variants, methods)
-    file = read_settings_file(request.config) if request.config is not None else {}
-    preset, of_suite = suite.preset, suite.settings
-    if request.preset is not None:
-        preset = request.preset
-        if suite.own_images:
-            of_suite = _without_training(of_suite)
+    variants = read_variants(options.methods, options.vary)
+    check_given(options.settings, variants)
+    file = read_settings_file(options.config) if options.config is not None else {}
+    of_suite = suite.settings
+    if options.preset is not None and suite.own_images:  # the preset sets how long runs are
+        of_suite = {k: v for k, v in of_suite.items() if not k.startswith("training.")}
+    preset = options.preset or suite.preset
     return {
-        variant.label: settings_of(variant, methods, preset, of_suite, file, request.settings)
+        variant.label: settings_of(variant, preset, of_suite, file, options.settings)
         for variant in variants
     }
-
-
-def _without_training(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a suite's settings for its own images; the preset sets how long runs are."""
-    return {name: value for name, value in settings.items() if not name.startswith("training.")}

@@ -145,7 +145,7 @@ def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Tab
     return _fit_p_over_tasks(Table(title, columns, rows, notes=notes))
 
 
-def claim_table(findings: Sequence[claims.Finding]) -> Table:
+def claim_table(findings: Sequence[claims.ClaimOutcome]) -> Table:
     rows = []
     for finding in findings:
         pairs = len(finding.effects)
@@ -162,7 +162,7 @@ def claim_table(findings: Sequence[claims.Finding]) -> Table:
     return _fit_p_over_tasks(Table(title, columns, rows, notes=[note]))
 
 
-def _effect(finding: claims.Finding) -> str:
+def _effect(finding: claims.ClaimOutcome) -> str:
     """Format an effect as `12.0 ± 3.0 % less`; give it a sign if its unit names no direction."""
     claim, cell = finding.claim, mean_and_deviation(finding.effects)
     mean, digits = cell.mean or 0.0, claim.digits
@@ -192,14 +192,12 @@ def validator_table(done: Sequence[Result]) -> Table:
     for name in VALIDATORS:
         own = [(task, cycles) for task, cycles in adapted if name in cycles.scores]
         within = [rank_correlation(cycles.scores[name], cycles.accuracy) for _, cycles in own]
-        across = []
-        for task in dict.fromkeys(task for task, _ in own):
-            scores, accuracy = [], []
-            for other, cycles in own:
-                if other == task:
-                    scores += cycles.scores[name]
-                    accuracy += cycles.accuracy
-            across.append(rank_correlation(scores, accuracy))
+        by_task: dict[str, tuple[list[float], list[float]]] = {}
+        for task, cycles in own:
+            scores, accuracy = by_task.setdefault(task, ([], []))
+            scores += cycles.scores[name]
+            accuracy += cycles.accuracy
+        across = [rank_correlation(*both) for both in by_task.values()]
         gains = [
             cycles.accuracy[chosen] - cycles.accuracy[-1]
             for _, cycles in own

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from certvol.benchmark.plan import Job
+from certvol.benchmark.plan import BenchmarkJob
 
 COMMAND = [sys.executable, "-m", "certvol.cli._benchmark_worker"]
 STOP_CODES = (130, 143, -signal.SIGINT, -signal.SIGTERM)
@@ -21,7 +21,7 @@ GRACE = 60.0  # seconds for a run to save its state when it is asked to stop
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """The end of an attempt at a job."""
 
     status: Literal["done", "failed", "died", "retried", "stopped"]
@@ -38,11 +38,11 @@ class Worker:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self.process: subprocess.Popen[bytes] | None = None
-        self.job: Job | None = None
+        self.job: BenchmarkJob | None = None
         """The job that is running."""
         self.asked_to_stop = False
 
-    def start(self, job: Job) -> None:
+    def start(self, job: BenchmarkJob) -> None:
         self.job, self.started = job, time.monotonic()
         job.log.parent.mkdir(parents=True, exist_ok=True)
         self.log_start = job.log.stat().st_size if job.log.exists() else 0
@@ -67,7 +67,7 @@ class Worker:
                 start_new_session=True,  # Ctrl-C reaches the benchmark only, which stops its runs
             )
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> JobOutcome | None:
         """Return how the job ended; None while it runs."""
         code = self._exit_code()
         if code is None or self.job is None:
@@ -76,13 +76,13 @@ class Worker:
             self._wait()
         seconds, job, self.job = time.monotonic() - self.started, self.job, None
         if code == 0:
-            return Outcome("done", code, seconds)
+            return JobOutcome("done", code, seconds)
         if code < 0 or code in STOP_CODES:
             if self.asked_to_stop:
-                return Outcome("stopped", code, seconds)
+                return JobOutcome("stopped", code, seconds)
             by = signal.Signals(-code if code < 0 else code - 128).name
-            return Outcome("died", code, seconds, f"killed by {by}")
-        return Outcome("failed", code, seconds, self._last_message(job.log))
+            return JobOutcome("died", code, seconds, f"killed by {by}")
+        return JobOutcome("failed", code, seconds, self._last_message(job.log))
 
     def _exit_code(self) -> int | None:
         """Return the code that the process replied, or its own if it ended without a reply."""

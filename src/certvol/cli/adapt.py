@@ -44,5 +44,5 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         f"predictions for every target image: {printable(str(finished.path / 'predictions.csv'))}"
     )
     if report is not None:
-        print(f"report: {printable(str(report))}")
+        print(f"report: {printable(report)}")
     return 0

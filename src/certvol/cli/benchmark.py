@@ -40,11 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.benchmark import runner
+    from certvol.benchmark.plan import BenchmarkOptions
     from certvol.cli._benchmark_tables import show_tables
     from certvol.cli._console import printable
-    from certvol.methods import config_classes
 
-    request = runner.Request(
+    given = BenchmarkOptions(
         out=Path(options.out),
         data=None if options.data is None else Path(options.data),
         methods=words_of(options.methods, "--methods"),
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         validator=options.select,
         **{name: getattr(options, name) for name in AS_GIVEN},
     )
-    summary = runner.run(request, config_classes(), reporter, Signals())
+    summary = runner.run(given, reporter, Signals())
     show_tables(summary.tables)
     for name, reason in summary.failures:
         print(f"failed: {name}: {printable(reason)}", file=sys.stderr)

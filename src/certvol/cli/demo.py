@@ -34,10 +34,10 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     reports.append(write_comparison([out / method for method in accuracies], out / "report.html"))
     for report in reports:
         if report is not None:
-            print(f"report: {printable(str(report))}")
+            print(f"report: {printable(report)}")
     called = Path(sys.argv[0])
     program = sys.argv[0] if called.name == "certvol" else f"{sys.executable} -m certvol"
-    print(f"predictions for every image: {printable(str(out))}/<method>/predictions.csv")
+    print(f"predictions for every image: {printable(out)}/<method>/predictions.csv")
     print(
         f"Now your own images: {printable(program)} adapt --source LABELLED --target UNLABELLED "
         "--out RUN"

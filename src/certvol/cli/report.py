@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         place = page.write_comparison(records, options.out)
     else:
         place = page.write_report(records[0], reporter, options.target, options.out)
-    print(f"report: {printable(str(place))}")
+    print(f"report: {printable(place)}")
     if options.figures:
         folder = place.parent / "figures"
         written = (
@@ -53,5 +53,5 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
             if several
             else papers.write_run_figures(records[0], folder)
         )
-        print(f"{len(written)} figures for papers: {printable(str(folder))}")
+        print(f"{len(written)} figures for papers: {printable(folder)}")
     return 0

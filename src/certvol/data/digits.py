@@ -250,7 +250,7 @@ def check_replaceable(folder: Path) -> None:
     """Raise UserError if the folder is neither absent, nor empty, nor written by certvol."""
     if os.path.lexists(folder) and (folder.is_symlink() or not _is_ours(folder)):
         raise UserError(
-            f"cannot write digits to {printable(str(folder))}: it is not a folder of digits that "
+            f"cannot write digits to {printable(folder)}: it is not a folder of digits that "
             "certvol made; move it away, or use another folder"
         )
 

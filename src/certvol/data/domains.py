@@ -56,7 +56,7 @@ def open_source(
     kept = np.flatnonzero(counts)
     if len(kept) < 2:
         raise UserError(
-            f"only {len(kept)} of the {len(classes)} classes in {printable(str(listing.root))} has "
+            f"only {len(kept)} of the {len(classes)} classes in {printable(listing.root)} has "
             "readable images, and adaptation needs two; `certvol check` lists the unreadable files"
         )
     renumbered = np.full(len(classes), -1, dtype=np.int64)
@@ -111,7 +111,7 @@ def _open(listing: Listing, size: int, config: DataConfig, progress: Progress | 
     cache = open_cache(listing, size, config, progress)
     if not cache.paths:
         path, reason = cache.failures[0]
-        where = f"{len(listing.paths)} image files in {printable(str(listing.root))}"
+        where = f"{len(listing.paths)} image files in {printable(listing.root)}"
         raise UserError(f"none of the {where} can be read (such as {printable(path)}: {reason})")
     return cache
 
@@ -119,7 +119,7 @@ def _open(listing: Listing, size: int, config: DataConfig, progress: Progress | 
 def _warn_of_small_classes(
     listing: Listing, classes: list[str], counts: npt.NDArray[np.int64]
 ) -> None:
-    root = printable(str(listing.root))
+    root = printable(listing.root)
     if unreadable := [classes[i] for i in np.flatnonzero(counts == 0)]:
         text = f"classes without a readable image in {root} are left out: {name_some(unreadable)}"
         warnings.warn(text, stacklevel=3)

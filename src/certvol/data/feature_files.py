@@ -20,7 +20,7 @@ import numpy.typing as npt
 from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import fingerprint_of, sort_keys
 from certvol.data.folders import name_some, printable, reason_of
-from certvol.errors import UserError
+from certvol.errors import UserError, first_line
 from certvol.files import output_file
 
 SUFFIX = ".npz"
@@ -77,7 +77,7 @@ def open_target_features(path: Place) -> TargetFeatures:
 
 
 def open_source_features(path: Place) -> SourceFeatures:
-    shown = printable(str(path))
+    shown = printable(path)
     features, paths, about = _read_features(path)
     names = _read_labels(path)
     if names is None:
@@ -123,7 +123,7 @@ def check_comparable(source: TargetFeatures, target: TargetFeatures) -> None:
 def check_name(path: Path) -> None:
     """Refuse a name by which the file would not be known as one of features."""
     if path.suffix.lower() != SUFFIX:
-        shown = printable(str(path))
+        shown = printable(path)
         raise UserError(f"features are written as .npz; {shown} should end in .npz")
 
 
@@ -142,7 +142,7 @@ def write_features(
         with output_file(path) as file:
             np.savez(file, **arrays)
     except OSError as error:
-        raise UserError(f"cannot write {printable(str(path))}: {reason_of(error)}") from None
+        raise UserError(f"cannot write {printable(path)}: {reason_of(error)}") from None
 
 
 def row_hashes(features: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
@@ -153,7 +153,7 @@ def row_hashes(features: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def _opened(path: Place) -> Any:
-    shown = printable(str(path))
+    shown = printable(path)
     try:
         found = np.load(path, allow_pickle=False)
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def _opened(path: Place) -> Any:
 
 
 def _array(file: Any, name: str, path: Place) -> npt.NDArray[Any]:
-    shown = printable(str(path))
+    shown = printable(path)
     if name not in file.files:
         held = name_some(list(file.files)) or "nothing"
         raise UserError(
@@ -179,13 +179,12 @@ def _array(file: Any, name: str, path: Place) -> npt.NDArray[Any]:
     except MemoryError:
         raise UserError(f"`{name}` in {shown} does not fit into memory") from None
     except Exception as error:  # a damaged archive raises errors of zlib, lzma, numpy and others
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(f"`{name}` in {shown} cannot be read: {reason}") from None
+        raise UserError(f"`{name}` in {shown} cannot be read: {first_line(error)}") from None
 
 
 def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str]:
     """Return (features as rows x views x D, a name per row, what made them)."""
-    where = f"in {printable(str(path))}"
+    where = f"in {printable(path)}"
     with _opened(path) as file:
         features = np.atleast_1d(_array(file, "features", path))
         paths = _array(file, "paths", path) if "paths" in file.files else np.arange(len(features))
@@ -215,7 +214,7 @@ def _read_labels(path: Place) -> list[str] | None:
         rows = len(np.atleast_1d(_array(file, "features", path)))
     if labels.shape != (rows,) or labels.dtype.kind not in "iubUS":
         raise UserError(
-            f"`labels` in {printable(str(path))} should be one name or whole number per row "
+            f"`labels` in {printable(path)} should be one name or whole number per row "
             f"({rows}), found {labels.dtype} of shape {list(labels.shape)}"
         )
     return _names(labels)

@@ -59,8 +59,8 @@ class _Walk:
         self.folders: list[str] = []
         # (is a link, folder) in a heap: links come last, so that none hides the real folder.
         self._waiting: list[tuple[bool, str]] = []
-        above = "a link to a folder that this folder lies in"
-        self._why_not = {_identity(parent.stat()): above for parent in root.resolve().parents}
+        self._closed = {_identity(parent.stat()) for parent in root.resolve().parents}
+        """Folders that are read already, and those above the root."""
 
     def run(self) -> None:
         self._read("")
@@ -74,12 +74,11 @@ class _Walk:
     def _read(self, folder: str) -> None:
         place = self.root / folder
         identity = _identity(place.stat())
-        if identity in self._why_not:
-            self.problems.append((folder, self._why_not[identity]))
+        if identity in self._closed:
+            reason = "a link to a folder that is read already, or that this folder lies in"
+            self.problems.append((folder, reason))
             return
-        self._why_not[identity] = (
-            "a link to a folder that is read already (a loop, or a second way)"
-        )
+        self._closed.add(identity)
         prefix = f"{folder}/" if folder else ""
         with os.scandir(place) as entries:
             for entry in entries:
@@ -109,7 +108,7 @@ class _Walk:
 def scan(root: str | Path) -> Listing:
     """List the images below `root`. Raise UserError only if `root` itself cannot be read."""
     place = Path(root).absolute()
-    shown = printable(str(root))
+    shown = printable(root)
     try:
         if not stat.S_ISDIR(place.stat().st_mode):
             raise UserError(f"{shown} is a file; expected a folder of images")
@@ -136,9 +135,9 @@ def has_image_suffix(name: str) -> bool:
     return bool(stem) and suffix.lower() in IMAGE_SUFFIXES
 
 
-def printable(name: str) -> str:
+def printable(name: str | os.PathLike[str]) -> str:
     """Escape control characters and invalid UTF-8, so that a name fits in one line of a message."""
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    text = os.fspath(name).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -164,7 +163,7 @@ def class_of(path: str, level: int = 0) -> str | None:
 
 def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return sorted class names, and a label per path: -1 for an image beside the class folders."""
-    root = printable(str(listing.root))
+    root = printable(listing.root)
     if not listing.paths:
         raise UserError(no_images_in(listing))
     level = class_level(listing.paths)
@@ -175,10 +174,13 @@ def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
             f"the {len(names)} images of {root} lie in no class folders; arrange the source as "
             f"{root}/<class>/<image>, or pass the folder that holds the class folders"
         )
-    if better := _folder_of_classes(listing.paths):
+    inside = [path.split("/", level)[-1] for path in listing.paths if path.count("/") >= level]
+    if domain := _first_domain(inside):
+        above = next(path for path in listing.paths if path.count("/") > level).split("/")[:level]
+        better = "/".join([root, *above, printable(domain)])
         raise UserError(
             f"the folders in {root} ({name_some(classes)}) hold only folders, so they look like "
-            f"domains, not classes; did you mean {root}/{printable(better)}?"
+            f"domains, not classes; did you mean {better}?"
         )
     if len(classes) < 2:
         raise UserError(
@@ -208,24 +210,11 @@ def name_some(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown}, ... {len(names)} in all"
 
 
-def _folder_of_classes(paths: Sequence[str]) -> str:
-    """Find the sub-folder that holds class folders; empty if `paths` start at the right level."""
-    steps: list[str] = []
-    while True:
-        level = class_level(paths)
-        inside = [path.partition("/")[2] for path in paths if "/" in path] if level else paths
-        if not _holds_domains(inside):
-            return "/".join(steps)
-        first = min(path for path in inside if "/" in path).partition("/")[0]
-        steps += ["images", first] if level else [first]
-        paths = [path[len(first) + 1 :] for path in inside if path.startswith(f"{first}/")]
+def _first_domain(paths: Iterable[str]) -> str:
+    """Return the first domain of <domain>/<class>/<image>; empty if the folders are classes.
 
-
-def _holds_domains(paths: Iterable[str]) -> bool:
-    """Return True for <domain>/<class>/<image>, also with `images` between, and no image higher up.
-
-    A domain has two classes or more: <class>/images/<image> and <class>/<one folder>/<image> are
-    class folders.
+    A domain has two classes or more, and no image outside them: <class>/images/<image> and
+    <class>/<one folder>/<image> are class folders.
     """
     inside: dict[str, set[str]] = {}
     for path in paths:
@@ -233,10 +222,10 @@ def _holds_domains(paths: Iterable[str]) -> bool:
         if len(rest) > 1 and rest[0].casefold() == "images":
             rest = rest[1:]
         if len(rest) == 1:
-            return False
+            return ""
         if rest:
             inside.setdefault(first, set()).add(rest[0])
-    return any(len(folders) > 1 for folders in inside.values())
+    return min(inside) if any(len(folders) > 1 for folders in inside.values()) else ""
 
 
 def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64] | None:

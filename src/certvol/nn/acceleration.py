@@ -12,7 +12,7 @@ MIN_PIXELS_FOR_BF16 = 64  # on a CPU; for smaller images a step takes millisecon
 
 
 def uses_bf16(settings: TrainingConfig, network: Network, device: torch.device) -> bool:
-    """Tell whether training runs in bf16; predictions never do."""
+    """Return whether training runs in bf16; predictions never do."""
     if settings.precision != "auto":
         return settings.precision == "bf16"
     if device.type == "cuda":

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from certvol.errors import UserError
+from certvol.errors import UserError, first_line
 from certvol.nn import small_cnn
 from certvol.nn.torchvision_repair import import_timm
-from certvol.nn.weights import first_line, hub_weights, read_weights
+from certvol.nn.weights import hub_weights, read_weights
 
 NO_WEIGHTS = "none"
 RESNET50_V1 = "resnet50_v1"
@@ -64,7 +64,7 @@ def features_dim(name: str) -> int | None:
 
 
 def has_pretrained_weights(name: str, weights: str | None) -> bool:
-    """Tell whether a backbone starts from weights of a file or of the hub."""
+    """Return whether a backbone starts from weights of a file or of the hub."""
     return weights != NO_WEIGHTS and (weights is not None or name != "small_cnn")
 
 

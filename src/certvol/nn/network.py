@@ -97,7 +97,7 @@ class Network(nn.Module):
         self._evaluation_rows = evaluation_rows
 
     def _fits_compiled(self, images_NCHW: Tensor) -> bool:
-        """Tell whether compiled code fits; others would take minutes to compile."""
+        """Return whether compiled code fits; others would take minutes to compile."""
         if not self._compiled:  # before len(), which would fix the batch size of an export
             return False
         rows, split = len(images_NCHW), self.domains.num_source

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from certvol.errors import UserError
+from certvol.errors import UserError, first_line
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel and torch.compile put these before every name
@@ -84,11 +84,6 @@ def _read_pickle(path: Path) -> Any:
             f"{path} is damaged or not a weights file ({first_line(error)}); expected "
             ".safetensors, or .pth/.pt from torch.save"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
 
 
 def _unwrapped(found: Any, path: Path) -> dict[str, Tensor]:

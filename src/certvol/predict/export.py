@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from certvol.data.augment import cache_size
-from certvol.errors import RunFailed, UserError
+from certvol.errors import RunFailed, UserError, first_line
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
@@ -138,10 +138,9 @@ def _program(module: ExportedHead, metadata: dict[str, Any]) -> torch.export.Exp
         with quiet(), torch.no_grad():
             return torch.export.export(module, (examples,), dynamic_shapes=({0: batch},))
     except Exception as error:  # torch has no common type for what it cannot export
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise UserError(
-            f"torch cannot export {metadata['method']} on {metadata['backbone']} ({reason}); "
-            "use `certvol predict` or `certvol.load` instead"
+            f"torch cannot export {metadata['method']} on {metadata['backbone']} "
+            f"({first_line(error)}); use `certvol predict` or `certvol.load` instead"
         ) from None
 
 

@@ -23,6 +23,7 @@ _COLOURS = ("#d0691d", "#2f6fb0", "#2d8659", "#8a5bb5", "#b83f6d", "#8a7a1f", "#
 _GREY = "#5a6472"
 _ROLES = {"source": _COLOURS[1], "target": _COLOURS[0], "plain": _GREY}
 _MOST_IN_LEGEND = 20  # classes
+_UNDATED: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -50,15 +51,22 @@ def write_run_figures(record: Record, folder: Path) -> list[Path]:
             if (points_n2 := sides[side]) is not None:
                 draw = partial(_scatter, record, found.rows_n, points_n2, by)
                 drawings[f"features-{side}-{by}"] = ((4.2, 3.2), draw)
-    return _write(drawings, folder)
+    return write_figures(drawings, folder)
 
 
 def write_comparison_figures(records: Sequence[Record], folder: Path) -> list[Path]:
     charts = comparison_figures(name_runs(records))
-    return _write({chart.id: (_size(chart), partial(_draw, chart)) for chart in charts}, folder)
+    return write_figures(
+        {chart.id: (_size(chart), partial(_draw, chart)) for chart in charts}, folder
+    )
 
 
-def _write(drawings: Mapping[str, tuple[tuple[float, float], Draw]], folder: Path) -> list[Path]:
+def write_figures(
+    drawings: Mapping[str, tuple[tuple[float, float], Draw]],
+    folder: Path,
+    formats: Sequence[str] = ("png", "svg"),
+) -> list[Path]:
+    """Write `folder`/<name>.<format>; a drawing is its size in inches and what draws on axes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -71,9 +79,9 @@ def _write(drawings: Mapping[str, tuple[tuple[float, float], Draw]], folder: Pat
                 figure = Figure(figsize=size, layout="constrained")
                 FigureCanvasAgg(figure)
                 draw(figure.subplots())
-                for kind, metadata in (("png", {}), ("svg", {"Date": None})):
+                for kind in formats:
                     data = io.BytesIO()
-                    figure.savefig(data, format=kind, dpi=300, metadata=metadata)
+                    figure.savefig(data, format=kind, dpi=300, metadata=_UNDATED[kind])
                     written.append(folder / f"{name}.{kind}")
                     write_atomically(written[-1], data.getvalue())
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import yaml
 
-from certvol.errors import UserError
+from certvol.errors import UserError, first_line
 from certvol.settings.declare import Setting, settings_of
 from certvol.settings.presets import PRESETS
 from certvol.settings.sections import (
@@ -145,8 +145,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}") from None
     except Exception as error:  # PyYAML also lets ValueError, RecursionError and others through
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path} is not valid YAML: {reason}") from None
+        raise UserError(f"{path} is not valid YAML: {first_line(error)}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, Mapping):

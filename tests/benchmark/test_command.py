@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from certvol.benchmark.worker import Outcome
+from certvol.benchmark.worker import JobOutcome
 from certvol.cli._main import run as run_command
 from support.played import Played
 
@@ -55,7 +55,7 @@ def test_a_folder_name_that_is_not_unicode_is_printed(
 def test_a_failed_run_gives_exit_code_1(
     tmp_path: Path, digits: Path, played: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    played.ends["T-B cvp seed 0"] = Outcome("failed", 1, 1.0, "it broke")
+    played.ends["T-B cvp seed 0"] = JobOutcome("failed", 1, 1.0, "it broke")
     words = _command(tmp_path, digits, "--methods", "basic,cvp")
     assert run_command(words) == 1
     assert "failed: T-B cvp seed 0: it broke" in capsys.readouterr().err
