@@ -11,10 +11,12 @@ import torch
 from safetensors import SafetensorError
 
 from certvol import methods
+from certvol.data.batches import hold_out
 from certvol.distributed import join_team
 from certvol.errors import UserError
 from certvol.predict import extract as extraction
 from certvol.predict.evaluate import evaluate, target_labels
+from certvol.predict.evidence import HeldOut
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
 from certvol.progress import Reporter, Silent, StopSignal
@@ -145,7 +147,8 @@ def _run_to_end(job: Job) -> Run:
         # Training has ended: only now may the labels of the target be read.
         true_N = target_labels(job.target, str(model.config.data.target), model.classes)
         target = Target(job.target.paths, trained.views, true_N)
-        outcome = run_target(run, model, target, team, job.reporter)
+        held_out = _held_out(job)
+        outcome = run_target(run, model, target, held_out, team, job.reporter)
     delivered = {"model": delivery.model, "why": delivery.why, "norm": delivery.mode}
     metrics = run_metrics(run, model, target, outcome, delivered)
     if team.main:
@@ -155,6 +158,13 @@ def _run_to_end(job: Job) -> Run:
         write_tensors(run.model, outcome.weights, about)
     team.part()
     return Run(run.path, metrics, delivery)
+
+
+def _held_out(job: Job) -> HeldOut:
+    labels, config = job.source.labels, job.config
+    classes, share = len(job.source.classes), config.data.holdout
+    images_S = hold_out(labels, classes, share, config.training.seed)[1]
+    return HeldOut(images_S, labels[images_S])
 
 
 def _with_absolute_paths(config: Config) -> Config:

@@ -52,6 +52,15 @@ class Outputs:
         measures = self.measures
         return {name: certainty(name, measures[name]) for name in LABEL_FREE if name in measures}
 
+    def rows(self, rows_R: NDArray[np.int64]) -> "Outputs":
+        """Return the outputs of some images, and all features that were kept."""
+        return Outputs(
+            self.probabilities_NC[rows_R],
+            None if self.sigma_N is None else self.sigma_N[rows_R],
+            {name: values_N[rows_R] for name, values_N in self.extra.items()},
+            self.features_KD,
+        )
+
     @property
     def finite(self) -> bool:
         sigma_N = () if self.sigma_N is None else self.sigma_N
