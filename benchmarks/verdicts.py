@@ -141,7 +141,9 @@ def main(words: Sequence[str] | None = None) -> int:
         tasks = digit_tasks(work)
         tasks += feature_tasks(options.features.absolute()) if options.features else []
         wanted = options.only.split(",") if options.only else {task.data for task in tasks}
-        cells = plan([t for t in tasks if t.data in wanted], list(map(int, options.seeds.split(","))))
+        cells = plan(
+            [t for t in tasks if t.data in wanted], list(map(int, options.seeds.split(",")))
+        )
         done = read_lines(place)
         missing = [cell for cell in cells if cell.key not in done]
         for number, cell in enumerate(missing, start=1):
@@ -155,7 +157,14 @@ def main(words: Sequence[str] | None = None) -> int:
                 failures += 1
                 what = f"failed: {type(error).__name__}: {error}"
             print(f"{number}/{len(missing)} {cell.key} {what}", file=sys.stderr, flush=True)
-    print(tables([(key, line, evidence_file(options.out, key)) for key, line in read_lines(place).items()]))
+    print(
+        tables(
+            [
+                (key, line, evidence_file(options.out, key))
+                for key, line in read_lines(place).items()
+            ]
+        )
+    )
     return 1 if failures else 0
 
 

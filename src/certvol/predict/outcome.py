@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,10 @@ class Outcome:
     oscillation: dict[str, Any] | None
     evidence: Evidence
     """What is known without labels, on the images `shown_K`."""
+
+    def at_temperature(self, temperature: float) -> "Outcome":
+        """Divide the delivered model's logits by a temperature."""
+        return replace(self, adapted=self.adapted.at_temperature(temperature))
 
 
 def feature_images(count: int, seed: int) -> Indices:
@@ -227,21 +231,24 @@ def predictions_csv(
 ) -> str:
     """Return a table of path, label, probability and sigma, plus the columns that are asked for.
 
-    Nine digits are enough to read back the same float.
+    A probability has four decimals: no calibration is finer. Others have nine digits, enough to
+    read back the same float.
     """
     header = ["path", "label", "probability", "sigma"]
-    columns = [outputs.confidence_N, outputs.sigma_N]
+    columns = [outputs.sigma_N]
     if measure is not None:
         header.append(measure)
         columns.append(outputs.measures[measure])
     if accepted is not None:
         header.append("accepted")
-    labels_N = outputs.labels_N
+    labels_N, confidence_N = outputs.labels_N, outputs.confidence_N
 
     def cells(i: int) -> list[str]:
         numbers = ["" if column is None else f"{column[i]:.9g}" for column in columns]
         decision = [] if accepted is None else [str(bool(accepted[i])).lower()]
-        return [path_cell(paths[i]), label_cell(classes[labels_N[i]]), *numbers, *decision]
+        probability = f"{confidence_N[i]:.4f}"
+        label = label_cell(classes[labels_N[i]])
+        return [path_cell(paths[i]), label, probability, *numbers, *decision]
 
     return csv_text(header, map(cells, rows_by_path(paths)))
 

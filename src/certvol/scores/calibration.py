@@ -16,12 +16,12 @@ COLDEST, HOTTEST = 0.05, 100.0
 
 
 def at_temperature(probabilities_NC: Probabilities, temperature: float) -> NDArray[np.float64]:
-    return np.asarray(softmax(_logits(probabilities_NC) / temperature, axis=1))
+    return np.asarray(softmax(logits_of(probabilities_NC) / temperature, axis=1))
 
 
 def fitted_temperature(probabilities_NC: Probabilities, labels_N: Labels) -> float:
     """Return the temperature of the highest likelihood of these labels (Guo et al. 2017)."""
-    logits_NC, rows = _logits(probabilities_NC), np.arange(len(labels_N))
+    logits_NC, rows = logits_of(probabilities_NC), np.arange(len(labels_N))
 
     def loss(log_temperature: float) -> float:
         scaled_NC = logits_NC / np.exp(log_temperature)
@@ -37,7 +37,7 @@ def matching_temperature(probabilities_NC: Probabilities, accuracy: float) -> fl
     The mean falls as the temperature rises; an accuracy that no allowed temperature reaches gets
     the coldest or the hottest.
     """
-    logits_NC = _logits(probabilities_NC)
+    logits_NC = logits_of(probabilities_NC)
 
     def excess(log_temperature: float) -> float:
         scaled_NC = logits_NC / np.exp(log_temperature)
@@ -51,7 +51,7 @@ def matching_temperature(probabilities_NC: Probabilities, accuracy: float) -> fl
     return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
 
 
-def _logits(probabilities_NC: Probabilities) -> NDArray[np.float64]:
+def logits_of(probabilities_NC: Probabilities) -> NDArray[np.float64]:
     """Return logits of these probabilities; one that is 0 counts as the smallest normal float32."""
     p = np.asarray(probabilities_NC, dtype=np.float64)
     return np.asarray(np.log(np.maximum(p, np.finfo(np.float32).tiny)))
