@@ -11,12 +11,15 @@ import torch
 from safetensors import SafetensorError
 
 from certvol import methods
+from certvol.data.batches import hold_out
 from certvol.distributed import join_team
 from certvol.errors import UserError
 from certvol.predict import extract as extraction
 from certvol.predict.evaluate import evaluate, target_labels
+from certvol.predict.evidence import HeldOut
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
+from certvol.predict.verdict import judge, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal
 from certvol.runs.checkpoint import read_about, write_tensors
 from certvol.runs.environment import describe_environment
@@ -39,6 +42,8 @@ class Run:
     metrics: dict[str, Any] | None
     """The content of metrics.json; None if the target has no labels."""
     delivery: Delivery
+    verdict: dict[str, Any] | None = None
+    """The content of verdict.json; None for a run of an older version."""
 
     def model(self) -> Model:
         return load(self.path)
@@ -123,7 +128,9 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
         try:
             about = read_about(run.model)
             metrics = read_metrics(run.metrics) if run.metrics.exists() else None
-            return Run(run.path, metrics, Delivery(about["delivered"], about["why"], about["norm"]))
+            verdict = read_verdict(run.verdict) if run.verdict.exists() else None
+            delivery = Delivery(about["delivered"], about["why"], about["norm"])
+            return Run(run.path, metrics, delivery, verdict)
         except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
             raise UserError(
                 f"the run {run.path} is complete, but its files are damaged: {error}"
@@ -145,16 +152,34 @@ def _run_to_end(job: Job) -> Run:
         # Training has ended: only now may the labels of the target be read.
         true_N = target_labels(job.target, str(model.config.data.target), model.classes)
         target = Target(job.target.paths, trained.views, true_N)
-        outcome = run_target(run, model, target, team, job.reporter)
+        held_out = _held_out(job)
+        outcome = run_target(run, model, target, held_out, team, job.reporter)
+        verdict = judge(outcome.evidence, model.classes)
+        temperature = verdict["temperature"]
+        outcome = outcome.at_temperature(temperature["delivered"])
     delivered = {"model": delivery.model, "why": delivery.why, "norm": delivery.mode}
     metrics = run_metrics(run, model, target, outcome, delivered)
     if team.main:
         write_outcome(run, model.classes, target, outcome, metrics)
+        run.write_json(run.verdict, verdict)
         run.note_time({"phase": "all", "seconds": time.monotonic() - started})
-        about = {**trained.about, "delivered": delivery.model, "why": delivery.why}
+        about = {
+            **trained.about,
+            "delivered": delivery.model,
+            "why": delivery.why,
+            "model_temperature": temperature["delivered"],
+            "pretrained_temperature": temperature["pretrained"],
+        }
         write_tensors(run.model, outcome.weights, about)
     team.part()
-    return Run(run.path, metrics, delivery)
+    return Run(run.path, metrics, delivery, verdict)
+
+
+def _held_out(job: Job) -> HeldOut:
+    labels, config = job.source.labels, job.config
+    classes, share = len(job.source.classes), config.data.holdout
+    images_S = hold_out(labels, classes, share, config.training.seed)[1]
+    return HeldOut(images_S, labels[images_S])
 
 
 def _with_absolute_paths(config: Config) -> Config:

@@ -27,7 +27,7 @@ def test_the_cache_holds_the_decoded_images(images: Path, config: DataConfig) ->
     good = [path for path in listing.paths if path not in ("a/bad.jpg", "b/zero.png")]
     assert cache.paths == good
     assert cache.failures == [
-        ("a/bad.jpg", "not an image (JPEG, PNG, BMP, WebP, GIF or TIFF)"),
+        ("a/bad.jpg", "not an image (JPEG, PNG, BMP, WebP, GIF, TIFF, AVIF or HEIC)"),
         ("b/zero.png", "empty file (0 bytes)"),
     ]
     assert [listing.paths[i] for i in cache.positions] == good

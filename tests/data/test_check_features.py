@@ -10,7 +10,7 @@ import pytest
 from certvol.cli._main import run
 from certvol.data.check import check
 from certvol.errors import UserError
-from support.findings import CONFIG, texts
+from support.findings import CONFIG, texts, unexpected
 from support.images import write_domain
 
 RNG = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def test_clean_files_have_no_findings(tmp_path: Path) -> None:
     report = check(written(tmp_path, "source"), written(tmp_path, "target"), CONFIG)
     assert report.source_counts == {"ant": 4, "bee": 4, "cat": 4}
     assert report.target_count == 9
-    assert report.findings == []
+    assert unexpected(report) == []
     assert report.can_adapt
 
 
@@ -92,7 +92,7 @@ def test_repeated_rows_and_rows_in_both_are_reported(tmp_path: Path) -> None:
     report = check(written(tmp_path, "source"), written(tmp_path, "target", features=both), CONFIG)
     assert report.target_duplicates == [["target0", "target5"], ["target1", "target6"]]
     assert report.in_both == [("source3", "target7"), ("source4", "target8")]
-    assert [text.split(" (")[0] for text in texts(report, "warning")] == [
+    assert [each.text.split(" (")[0] for each in unexpected(report)] == [
         "target: repeated content: 2",
         "content in both source and target: 2",
     ]

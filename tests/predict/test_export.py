@@ -182,8 +182,9 @@ def test_backbones_of_timm_are_exported(backbone: str, mode: str) -> None:
 
 
 def test_export_uses_the_statistics_of_the_target(root: Path) -> None:
-    method = certvol.load(root / "run").method
-    module = export.Exported(method).eval()
+    model = certvol.load(root / "run")
+    method = model.method
+    module = export.Exported(method, model.temperature).eval()
     pixels = torch.from_numpy(images(4))
     with torch.no_grad():
         of_target = module(pixels)[0]

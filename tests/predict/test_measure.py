@@ -45,6 +45,7 @@ def test_every_measure_agrees_with_plain_pytorch(labelled: certvol.Run) -> None:
     images = model._view(paths)
     with torch.no_grad(), model.method.network.rows_of(domain=TARGET):
         logits = model.method.network.classifier(model.method.network.features(images))
+    logits = logits / model.temperature
     ordered = logits.sort(dim=1).values
     entropy = -(probabilities * probabilities.log()).sum(dim=1)
     expected = {

@@ -53,7 +53,7 @@ def test_numbers_are_read_back_exactly() -> None:
 
 def test_a_method_without_sigma_leaves_the_column_empty() -> None:
     text = predictions_csv(["x"], ["a"], Outputs(np.ones((1, 1), np.float32), None))
-    assert text.splitlines() == ["path,label,probability,sigma", "x,a,1,"]
+    assert text.splitlines() == ["path,label,probability,sigma", "x,a,1.0000,"]
 
 
 def test_measures_agree_with_predictions(labelled: certvol.Run) -> None:
@@ -65,7 +65,7 @@ def test_measures_agree_with_predictions(labelled: certvol.Run) -> None:
         assert measured["path"] == predicted["path"]
         assert measured["prediction"] == predicted["label"]
         assert measured["truth"] == measured["path"].split("/")[0]
-        assert measured["probability"] == predicted["probability"]
+        assert f"{float(measured['probability']):.4f}" == predicted["probability"]
         assert measured["sigma"] == predicted["sigma"]
 
 

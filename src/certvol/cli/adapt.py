@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol import api
     from certvol.cli._console import ACCURACY_COLUMNS, accuracy_rows, print_table, printable
+    from certvol.predict.verdict import describe
     from certvol.report.page import report_on_finished
 
     finished = api.adapt(
@@ -39,6 +40,9 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     report = report_on_finished(finished.path, reporter)
     if finished.metrics is not None:
         print_table("target accuracy, %", ACCURACY_COLUMNS, accuracy_rows(finished.metrics))
+    if finished.verdict is not None:
+        for line in describe(finished.verdict):
+            print(printable(line))
     print(f"delivered: {finished.delivery.model} ({finished.delivery.why})")
     print(
         f"predictions for every target image: {printable(str(finished.path / 'predictions.csv'))}"

@@ -15,8 +15,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from certvol.data import check_target
 from certvol.data.decode_pool import read_images
-from certvol.data.decoding import HASH_BYTES
+from certvol.data.decoding import HASH_BYTES, Pixels
 from certvol.data.feature_files import (
     SourceFeatures,
     TargetFeatures,
@@ -39,6 +40,7 @@ from certvol.data.folders import (
     printable,
     scan,
 )
+from certvol.data.near_duplicates import thumbnail
 from certvol.errors import UserError
 from certvol.progress import Progress, Silent
 from certvol.settings import DataConfig
@@ -105,6 +107,8 @@ class _Domain:
     classes: list[str | None] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    thumbnails: list[Pixels] = field(default_factory=list)
+    """Of a target's images, to find near-duplicates."""
 
 
 def _as_hashes(digests: bytes) -> npt.NDArray[np.void]:
@@ -128,6 +132,12 @@ def check(
     if classes:
         _about_counts(counts, found)
         _about_names(classes, found)
+    for text in (
+        check_target.about_size(len(other.paths), len(classes)),
+        check_target.about_copies(other.thumbnails),
+    ):
+        if text is not None:
+            found.warn(f"target: {text}")
     duplicates = _duplicates(one, found), _duplicates(other, found)
     in_both = _in_both(one, other, found)
     return CheckReport(
@@ -188,6 +198,7 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
     level = class_level(listing.paths)
     paths: list[str] = []
     digests: list[bytes] = []
+    thumbnails: list[Pixels] = []
     unreadable, empty = list(listing.problems), []
     number = 0
     progress.start(f"reading {printable(listing.root.name)}", len(listing.paths))
@@ -199,6 +210,8 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
                     if image.pixels is not None and image.digest is not None:
                         paths.append(path)
                         digests.append(image.digest)
+                        if which == "target":
+                            thumbnails.append(thumbnail(image.pixels))
                     elif listing.sizes[number] == 0:
                         empty.append(path)
                     else:
@@ -208,7 +221,8 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
     finally:
         progress.finish()
     classes = [class_of(path, level) for path in paths] if which == "source" else []
-    return _Domain(which, paths, _as_hashes(b"".join(digests)), classes, sorted(unreadable), empty)
+    hashes = _as_hashes(b"".join(digests))
+    return _Domain(which, paths, hashes, classes, sorted(unreadable), empty, thumbnails)
 
 
 def _about_class_folders(listing: Listing, found: _Findings) -> None:
@@ -236,6 +250,8 @@ def _about_target(listing: Listing, paths: list[str], classes: list[str], found:
             f"target: the class folders lie one level further down, in {name_some(domains)}; "
             f"did you mean {printable(str(listing.root / domains[0]))}?"
         )
+    elif classes and (text := check_target.about_folders(paths, classes)) is not None:
+        found.warn(f"target: {text}")
 
 
 def _domains_above(paths: list[str], classes: set[str]) -> list[str]:

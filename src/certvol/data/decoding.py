@@ -27,10 +27,16 @@ from certvol.errors import RunFailed
 DECODER_VERSION = 1  # part of cache keys: raise it when the same file would decode to other pixels
 HASH_BYTES = 16
 # No others: some of Pillow's formats start programs.
-FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP", "GIF", "TIFF", "AVIF", "HEIF")
+with contextlib.suppress(ImportError):
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
 Image.init()  # register all formats now: doing so on first use misses some if threads race
 _LARGE_PIXELS = 25_000_000
 _MOST_SCANS = 100  # of a progressive JPEG, which has about ten; an empty one costs as much time
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+_AVIF_BRANDS = (b"avif", b"avis")
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 _EXIF_ORIENTATION = 0x0112
 
@@ -159,6 +165,18 @@ def read_file(path: Path, max_megapixels: float) -> tuple[bytes, os.stat_result]
         raise UnreadableImage("too little memory to read it") from None
 
 
+def _explain_unknown(raw: bytes) -> UnreadableImage:
+    """Name a format that another package would read."""
+    brand = raw[8:12] if raw[4:8] == b"ftyp" else b""
+    if brand in _HEIF_BRANDS and "HEIF" not in Image.OPEN:
+        reason = "a HEIC image; run `pip install 'certvol[heif]'` to read it"
+        return UnreadableImage(reason, lasting=False)
+    if brand in _AVIF_BRANDS and "AVIF" not in Image.OPEN:
+        reason = "an AVIF image; run `pip install -U pillow` to read it (11.3 or newer)"
+        return UnreadableImage(reason, lasting=False)
+    return UnreadableImage("not an image (JPEG, PNG, BMP, WebP, GIF, TIFF, AVIF or HEIC)")
+
+
 def decode(raw: bytes, size: int | None, max_megapixels: float, take_large: bool = True) -> Pixels:
     """Decode an image file to RGB pixels: upright, first frame, squashed to size x size if given.
 
@@ -204,9 +222,15 @@ def _reopened(image: Image.Image) -> Image.Image:
 
 @contextlib.contextmanager
 def _opened(raw: bytes, max_megapixels: float) -> Iterator[Image.Image]:
-    with _explained(max_megapixels), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-        _check_scans(image, raw)
-        yield image
+    with _explained(max_megapixels):
+        known = [name for name in FORMATS if name in Image.OPEN]
+        try:
+            image = Image.open(io.BytesIO(raw), formats=known)
+        except UnidentifiedImageError:
+            raise _explain_unknown(raw) from None
+        with image:
+            _check_scans(image, raw)
+            yield image
 
 
 def _check_scans(image: Image.Image, raw: bytes) -> None:
@@ -241,8 +265,6 @@ def _explained(max_megapixels: float) -> Iterator[None]:
             yield
     except (UnreadableImage, LargeImage):
         raise
-    except UnidentifiedImageError:
-        raise UnreadableImage("not an image (JPEG, PNG, BMP, WebP, GIF or TIFF)") from None
     except Image.DecompressionBombError:
         limit = f"data.max_megapixels is {max_megapixels:g}"
         raise UnreadableImage(f"too many pixels ({limit})") from None

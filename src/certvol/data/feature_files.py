@@ -99,10 +99,24 @@ def known_labels(
     path: Place, rows: npt.NDArray[np.int64], classes: list[str]
 ) -> npt.NDArray[np.int64] | None:
     """Return the labels of `rows` for evaluation, or None unless all are classes of the model."""
+    labels, _ = labels_and_names(path, rows, classes)
+    return labels if len(labels) and labels.min() >= 0 else None
+
+
+def labels_and_names(
+    path: Place, rows: npt.NDArray[np.int64], classes: list[str]
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return for each of `rows` its label, -1 for another class, and the class's name.
+
+    Both are empty if the file has no labels.
+    """
     numbers = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
-    names = _read_labels(path) or []
+    found = _read_labels(path)
+    if found is None:
+        return np.empty(0, np.int64), []
+    names = [found[row] for row in rows]
     labels = [numbers.get(unicodedata.normalize("NFC", name), -1) for name in names]
-    return np.array(labels, dtype=np.int64)[rows] if labels and min(labels) >= 0 else None
+    return np.array(labels, dtype=np.int64), names
 
 
 def check_comparable(source: TargetFeatures, target: TargetFeatures) -> None:

@@ -16,6 +16,7 @@ from certvol.errors import UserError
 
 IMAGE_SUFFIXES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "bmp", "dib", "webp", "gif", "tif", "tiff"}
+    | {"heic", "heif", "hif", "avif"}
 )
 _IGNORED = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
 
@@ -201,7 +202,7 @@ def no_images_in(listing: Listing) -> str:
         )
     return (
         f"{printable(str(listing.root))} holds no images ({found}); "
-        "expected files named .jpg, .jpeg, .png, .bmp, .webp, .gif, .tif or .tiff"
+        "expected files named .jpg, .jpeg, .png, .bmp, .webp, .gif, .tif, .tiff, .avif or .heic"
     )
 
 
@@ -229,7 +230,13 @@ def _first_domain(paths: Iterable[str]) -> str:
 
 
 def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64] | None:
-    """Label each path by its class-named folder, for evaluation; None unless every path has one.
+    """Label each path by its class-named folder, for evaluation; None unless every path has one."""
+    labels = known_folder_labels(paths, classes)
+    return labels if len(labels) and labels.min() >= 0 else None
+
+
+def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Label each path by its class-named folder; -1 for a path in no such folder.
 
     Names that differ only in their Unicode form are the same: file systems differ in it.
     """
@@ -239,11 +246,8 @@ def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64]
     labels: list[int] = []
     for path in paths:
         name = class_of(path, level) or ""
-        label = number.get(name, number.get(unicodedata.normalize("NFC", name)))
-        if label is None:
-            return None
-        labels.append(label)
-    return np.array(labels, dtype=np.int64) if paths else None
+        labels.append(number.get(name, number.get(unicodedata.normalize("NFC", name), -1)))
+    return np.array(labels, dtype=np.int64)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """Evaluate a run's models on labelled data: the only place that reads labels of a target."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,22 @@ import torch
 from numpy.typing import NDArray
 
 from certvol.data.augment import cache_size
+from certvol.data.check_target import NAMED, folder_names, similar
 from certvol.data.domains import TargetImages, open_target
 from certvol.data.feature_files import (
     TargetFeatures,
     is_feature_file,
     known_labels,
+    labels_and_names,
     open_target_features,
 )
-from certvol.data.folders import folder_labels, printable
+from certvol.data.folders import (
+    class_level,
+    class_of,
+    folder_labels,
+    known_folder_labels,
+    printable,
+)
 from certvol.data.store import PixelStore
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
 from certvol.errors import UserError
@@ -38,6 +48,27 @@ def target_labels(
     return folder_labels(target.paths, classes)
 
 
+@dataclass(frozen=True, eq=False)
+class KnownPart:
+    """The images in folders named like the run's classes, and how many lie in which others."""
+
+    rows_P: NDArray[np.int64]
+    true_P: NDArray[np.int64]
+    others: Counter[str]
+
+
+def known_part(target: Target, place: str | Path, classes: list[str]) -> KnownPart:
+    if isinstance(target, TargetFeatures):
+        labels_N, names = labels_and_names(place, target.rows, classes)
+    else:
+        labels_N = known_folder_labels(target.paths, classes)
+        level = class_level(target.paths)
+        names = [class_of(path, level) or "" for path in target.paths]
+    rows_P = np.flatnonzero(labels_N >= 0)
+    others = Counter(name for name, label in zip(names, labels_N, strict=True) if label < 0)
+    return KnownPart(rows_P, labels_N[rows_P], others)
+
+
 def evaluate(
     run: str | Path,
     data: str | Path,
@@ -49,6 +80,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate the pretrained and the delivered model on a labelled folder or file of features.
 
+    Images of other classes than the run's are left out and counted as `other_classes`.
     `predict/measure.py` lists the content of the result. `unknown` holds images of other classes,
     and measures how well certainty separates them. `oscillation` also measures the oscillation of
     the decision boundary; for a method with its own head, `left_out` says why it is missing.
@@ -61,9 +93,12 @@ def evaluate(
         left_out["oscillation"] = measuring.NO_OSCILLATION
         reporter.warn(f"the oscillation is left out: {measuring.NO_OSCILLATION}")
     target = _open(data, model, reporter)
-    true_N = target_labels(target, data, classes)
-    if true_N is None:
+    known = known_part(target, data, classes)
+    true_N = known.true_P
+    if len(true_N) == 0:
         raise UserError(_explain_missing_labels(target, data, classes))
+    if known.others:
+        reporter.warn(_explain_others(known, classes))
     others = None
     if unknown is not None:
         others = _open(unknown, model, reporter)
@@ -73,12 +108,13 @@ def evaluate(
                 "folder with images of other classes"
             )
     pretrained = load(run, device, "pretrained")
-    before = run_batches(pretrained.method, _test_batches(target, pretrained), SOURCE)
+    before = run_batches(pretrained.method, _test_batches(target, pretrained, known.rows_P), SOURCE)
     picked_K = None
     if oscillation and not left_out:
         picked_K = measuring.oscillation_images(true_N, settings.seed)
-    batches = _test_batches(target, model)
+    batches = _test_batches(target, model, known.rows_P)
     outputs = measuring.measure(method, batches, TARGET, settings, true_N, picked_K)
+    outputs = outputs.at_temperature(model.temperature)
     figures = None if picked_K is None else measuring.oscillation(outputs.features_KD, method)
     found = {
         "run": str(run),
@@ -87,10 +123,13 @@ def evaluate(
         "adapted": measuring.accuracy_figures(outputs.labels_N, true_N, classes),
         **measuring.certainty_figures(outputs, classes, true_N, figures),
     }
+    if known.others:
+        found["other_classes"] = dict(known.others)
     if left_out:
         found["left_out"] = left_out
     if others is not None:
         foreign = measuring.measure(method, _test_batches(others, model), TARGET, settings)
+        foreign = foreign.at_temperature(model.temperature)
         found["unknown"] = {"data": str(unknown), **measuring.open_set_figures(outputs, foreign)}
     return found
 
@@ -98,11 +137,30 @@ def evaluate(
 def _explain_missing_labels(target: Target, data: str | Path, classes: list[str]) -> str:
     among = f"one of the run's {len(classes)} classes, such as {classes[0]}"
     if isinstance(target, TargetFeatures):
-        why = f"its array `labels` must name {among}, for every row"
+        why = f"its array `labels` must name {among}, for each row to measure"
     else:
-        stray = next(p for p in sorted(target.paths) if folder_labels([p], classes) is None)
+        stray = min(target.paths)
         why = f"{printable(stray)} does not lie in a folder named like {among}/"
-    return f"{data} does not label all images: {why}; `certvol predict` needs no labels"
+        hints = {name: similar(name, classes) for name in folder_names(target.paths)}
+        if (hint := next((each for each in hints.values() if each), None)) is not None:
+            why += f" (did you mean {printable(hint)}?)"
+    return f"{data} labels no image: {why}; `certvol predict` needs no labels"
+
+
+def _explain_others(known: KnownPart, classes: list[str]) -> str:
+    """Say which images are left out, such as `12 in mugs (did you mean mug?)`."""
+    parts = []
+    for name, count in known.others.most_common(NAMED):
+        near = similar(name, classes) if name else None
+        hint = f" (did you mean {printable(near)}?)" if near else ""
+        parts.append(f"{count} in {printable(name) or 'no class folder'}{hint}")
+    if len(known.others) > NAMED:
+        parts.append(f"... {len(known.others)} folders in all")
+    return (
+        f"measured {len(known.rows_P)} images of the run's classes; "
+        f"{known.others.total()} others are left out: {', '.join(parts)}. If they are of other "
+        "classes, give their folder as --unknown"
+    )
 
 
 def _open(place: str | Path, model: Model, reporter: Reporter) -> Target:
@@ -121,7 +179,10 @@ def _open(place: str | Path, model: Model, reporter: Reporter) -> Target:
     return images
 
 
-def _test_batches(target: Target, model: Model) -> Iterator[torch.Tensor]:
+def _test_batches(
+    target: Target, model: Model, rows_P: NDArray[np.int64] | None = None
+) -> Iterator[torch.Tensor]:
+    """Yield batches of the target's images, or of those with the numbers `rows_P`."""
     share = model.config.data.device_share
     if isinstance(target, TargetFeatures):
         features = FeatureStore(target.features, target.rows, model.device, share)
@@ -129,4 +190,5 @@ def _test_batches(target: Target, model: Model) -> Iterator[torch.Tensor]:
     else:
         images = PixelStore(target.pixels, target.rows, model.device, share)
         views = ImageViews(images, images, model.info, model.config.augment)
-    return views.test_batches(TARGET, np.arange(len(target)), PREDICT_BATCH)
+    chosen_P = np.arange(len(target)) if rows_P is None else rows_P
+    return views.test_batches(TARGET, chosen_P, PREDICT_BATCH)

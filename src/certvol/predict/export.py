@@ -3,7 +3,8 @@
 The input `images` is uint8, N x S x S x 3, RGB, for any N; S is `input_size`. Squash an image to
 S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre and normalises. For a run on
 files of features the input is `features` instead: float32, N x D, with D as `input_size`. Outputs
-are `logits` (N x C) and, if the method has it, `sigma` (N). The file's metadata, with values as
+are `logits` (N x C), whose softmax is the run's probabilities, and, if the method has it, `sigma`
+(N). The file's metadata, with values as
 JSON: `labels`, `input`, `input_size`, `outputs`, `thresholds` (measure -> coverage -> value, for
 measures that follow from the outputs), `method`, `backbone`, `format`.
 
@@ -38,14 +39,15 @@ LARGEST_DIFFERENCE = 1e-3  # allowed between the file and the model, in logits a
 class ExportedHead(nn.Module):
     """Features to logits and sigma, normalised by the target's statistics."""
 
-    def __init__(self, method: AdaptationMethod) -> None:
+    def __init__(self, method: AdaptationMethod, temperature: float = 1.0) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.temperature = method, temperature
         method.network.domains.num_source, method.network.domains.whole_batch = None, TARGET
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         features_ND = self.method.network.features(inputs)
         logits_NC, sigma_N = self.method.decide(features_ND), self.method.sigma(features_ND)
+        logits_NC = logits_NC / self.temperature
         return (logits_NC,) if sigma_N is None else (logits_NC, sigma_N)
 
 
@@ -55,8 +57,8 @@ class Exported(ExportedHead):
     mean_3: Tensor
     std_3: Tensor
 
-    def __init__(self, method: AdaptationMethod) -> None:
-        super().__init__(method)
+    def __init__(self, method: AdaptationMethod, temperature: float = 1.0) -> None:
+        super().__init__(method, temperature)
         info = method.network.info
         self.start = (cache_size(info.image_size) - info.image_size) // 2
         self.stop = self.start + info.image_size
@@ -82,7 +84,8 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
     check_output(out)
     model = load(run, "cpu")
     metadata = describe(run, model)
-    module = (Exported if metadata["input"] == "images" else ExportedHead)(model.method).eval()
+    kind = Exported if metadata["input"] == "images" else ExportedHead
+    module = kind(model.method, model.temperature).eval()
     content = exporter.write(_program(module, metadata), metadata)
     difference = _difference(content, exporter, module, metadata)
     if not difference <= LARGEST_DIFFERENCE:

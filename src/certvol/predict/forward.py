@@ -3,16 +3,18 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import entr, softmax
 from torch import Tensor
 
 from certvol.distributed import Team
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
+from certvol.scores import calibration
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES
 from certvol.settings import Config
 
@@ -32,6 +34,8 @@ class Outputs:
     """The measures of `scores.uncertainty.MEASURES` beyond probability and sigma, if computed."""
     features_KD: Values = field(default_factory=lambda: np.empty((0, 0), np.float32))
     """The features of the K images that were asked for."""
+    logits_NC: Values | None = None
+    """What the probabilities are the softmax of, if known: they may be too small to tell."""
 
     @property
     def labels_N(self) -> NDArray[np.int64]:
@@ -52,10 +56,53 @@ class Outputs:
         measures = self.measures
         return {name: certainty(name, measures[name]) for name in LABEL_FREE if name in measures}
 
+    def rows(self, rows_R: NDArray[np.int64]) -> "Outputs":
+        """Return the outputs of some images, and all features that were kept."""
+        return Outputs(
+            self.probabilities_NC[rows_R],
+            None if self.sigma_N is None else self.sigma_N[rows_R],
+            {name: values_N[rows_R] for name, values_N in self.extra.items()},
+            self.features_KD,
+            None if self.logits_NC is None else self.logits_NC[rows_R],
+        )
+
+    def at_temperature(self, temperature: float) -> "Outputs":
+        """Divide the logits by a temperature. Measures of them follow, and no label changes."""
+        if temperature == 1:
+            return self
+        logits_NC = self.logits_NC
+        if logits_NC is None:
+            logits_NC = calibration.logits_of(self.probabilities_NC)
+        logits_NC = np.asarray(logits_NC, dtype=np.float64) / temperature
+        soft_NC = softmax(logits_NC, axis=1)
+        probabilities_NC = _keeping_labels(soft_NC, self.labels_N)
+        extra = dict(self.extra)
+        for name in extra.keys() & {"logit", "logit_gt", "logit_diff"}:
+            extra[name] = extra[name] / np.float32(temperature)
+        if "probability" in extra:
+            extra["probability"] = probabilities_NC.max(axis=1)
+        if "entropy" in extra:
+            extra["entropy"] = np.asarray(entr(soft_NC).sum(axis=1), dtype=np.float32)
+        return replace(
+            self,
+            probabilities_NC=probabilities_NC,
+            extra=extra,
+            logits_NC=logits_NC.astype(np.float32),
+        )
+
     @property
     def finite(self) -> bool:
         sigma_N = () if self.sigma_N is None else self.sigma_N
         return bool(np.isfinite(self.probabilities_NC).all() and np.isfinite(sigma_N).all())
+
+
+def _keeping_labels(soft_NC: NDArray[np.float64], labels_N: NDArray[np.int64]) -> Values:
+    """Round to float32, where two nearly equal probabilities may become the same."""
+    rounded_NC = soft_NC.astype(np.float32)
+    tied = np.flatnonzero(rounded_NC.argmax(axis=1) != labels_N)
+    highest = rounded_NC[tied].max(axis=1)
+    rounded_NC[tied, labels_N[tied]] = np.nextafter(highest, np.float32(1))
+    return rounded_NC
 
 
 def certainty(measure: str, values_N: Values) -> Values:
@@ -117,7 +164,7 @@ def run_batches(
                 features_ND = method.network.features(inputs)
                 logits_NC = _at_least_float32(method.decide(features_ND))
                 sigma_N = method.sigma(features_ND)
-            found = {"probabilities": logits_NC.softmax(dim=1)}
+            found = {"probabilities": logits_NC.softmax(dim=1), "logits": logits_NC}
             if sigma_N is not None:
                 found["sigma"] = sigma_N
             if extra is not None:
@@ -137,6 +184,7 @@ def run_batches(
         columns.pop("probabilities", no_rows_NC),
         columns.pop("sigma", None),
         features_KD=columns.pop("features", no_rows_KD),
+        logits_NC=columns.pop("logits", no_rows_NC),
         extra=columns,
     )
 
@@ -159,6 +207,7 @@ def gathered(outputs: Outputs, team: Team) -> Outputs:
         None if outputs.sigma_N is None else gather(outputs.sigma_N),
         {name: gather(values_N) for name, values_N in outputs.extra.items()},
         gather(outputs.features_KD),
+        None if outputs.logits_NC is None else gather(outputs.logits_NC),
     )
 
 

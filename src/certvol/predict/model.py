@@ -28,6 +28,7 @@ from certvol.predict.forward import Outputs, run_batches
 from certvol.randomness import torch_seed
 from certvol.runs.checkpoint import FROZEN, load_into, load_tensors, read_about
 from certvol.runs.folder import RunFolder
+from certvol.scores.calibration import COLDEST, HOTTEST
 from certvol.settings import Config, read_settings_file, resolve
 
 PREDICT_BATCH = 256
@@ -58,9 +59,16 @@ class Model:
     """A run's model. `classes` holds the names of its labels, in order."""
 
     def __init__(
-        self, method: AdaptationMethod, classes: list[str], config: Config, device: torch.device
+        self,
+        method: AdaptationMethod,
+        classes: list[str],
+        config: Config,
+        device: torch.device,
+        temperature: float = 1.0,
     ) -> None:
+        """Probabilities are softmax(logits / `temperature`)."""
         self.method, self.classes, self.config, self.device = method, classes, config, device
+        self.temperature = temperature
 
     @property
     def info(self) -> BackboneInfo:
@@ -98,7 +106,7 @@ class Model:
         if isinstance(images, Tensor) and images.ndim == 2:
             self.check_features(images.shape[1], "the tensor")
             inputs = (_finite(rows).to(self.device) for rows in torch.split(images, batch_size))
-        return run_batches(self.method, inputs, TARGET)
+        return run_batches(self.method, inputs, TARGET).at_temperature(self.temperature)
 
     def check_features(self, dim: int, what: str) -> None:
         """Refuse features that this model cannot take."""
@@ -234,6 +242,7 @@ def load(
             raise ValueError("it names no classes")
         if mode not in get_args(Mode):
             raise ValueError("its norm mode is invalid")
+        temperature = _temperature(folder, which)
         tensors = load_tensors(weights)
         if needs_backbone:
             complete = load_tensors(folder.model)
@@ -248,4 +257,15 @@ def load(
     load_into(method, tensors, str(weights))
     method.network.domains.mode = mode
     place = pick_device(device)
-    return Model(method.to(place).eval(), classes, config, place)
+    return Model(method.to(place).eval(), classes, config, place, temperature)
+
+
+def _temperature(folder: RunFolder, which: str) -> float:
+    """Read the temperature of one of the run's models; 1 if the run has none."""
+    about = read_about(folder.model) if folder.model.exists() else {}
+    found = about.get(f"{which}_temperature", 1.0)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError("its temperature is not a number")
+    if not COLDEST <= found <= HOTTEST:
+        raise ValueError(f"its temperature is {found}")
+    return float(found)

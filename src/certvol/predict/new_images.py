@@ -88,6 +88,7 @@ def predict(request: Request, reporter: Reporter) -> Predicted:
         outputs = run_batches(model.method, batches, TARGET)
     else:
         outputs = measure(model.method, batches, TARGET, model.config.training)
+    outputs = outputs.at_temperature(model.temperature)
     if not found.paths:
         path, reason = found.skipped[0]
         raise UserError(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from certvol.distributed import Team
 from certvol.errors import RunFailed
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.predict import measure as measuring
+from certvol.predict.evidence import BothDomains, Evidence, HeldOut, gather
 from certvol.predict.forward import Outputs, Values, gathered, run_batches, watched_images
 from certvol.predict.measure import accuracy_figures
 from certvol.predict.model import Model
@@ -52,6 +53,12 @@ class Outcome:
     """Outputs for all images if they have labels, else for `shown_K`; features of `shown_K`."""
     shown_K: Indices
     oscillation: dict[str, Any] | None
+    evidence: Evidence
+    """What is known without labels, on the images `shown_K`."""
+
+    def at_temperature(self, temperature: float) -> "Outcome":
+        """Divide the delivered model's logits by a temperature."""
+        return replace(self, adapted=self.adapted.at_temperature(temperature))
 
 
 def feature_images(count: int, seed: int) -> Indices:
@@ -60,9 +67,14 @@ def feature_images(count: int, seed: int) -> Indices:
 
 
 def run_target(
-    run: RunFolder, model: Model, target: Target, team: Team, reporter: Reporter
+    run: RunFolder,
+    model: Model,
+    target: Target,
+    held_out: HeldOut,
+    team: Team,
+    reporter: Reporter,
 ) -> Outcome:
-    """Pass the target once through the delivered model and once through the pretrained one.
+    """Pass target and held-out source through the delivered model, then the pretrained one.
 
     `model` holds the delivered weights before and the pretrained ones afterwards.
     """
@@ -73,31 +85,11 @@ def run_target(
         picked_K = measuring.oscillation_images(true_N, seed)
     if not measuring.oscillation_is_cheap(len(picked_K), method):
         picked_K = picked_K[:0]
-    kept_K = np.union1d(shown_K, picked_K)
+    kept_K, images_S = np.union1d(shown_K, picked_K), held_out.images_S
+    passes = _Passes(model, target, team, reporter)
 
-    def run_model(what: str, images_P: Indices, domain: int) -> Outputs:
-        mine_P = images_P[team.share(len(images_P))]
-        own_kept = np.flatnonzero(np.isin(mine_P, kept_K))
-        batches = target.views.test_batches(TARGET, mine_P, evaluation_batch(model.device))
-        reporter.start(what, len(images_P))
-        if domain == SOURCE:
-            outputs = run_batches(method, batches, SOURCE, kept_K=own_kept)
-        else:
-            own_true = None if true_N is None else true_N[mine_P]
-            settings = model.config.training
-            outputs = measuring.measure(method, batches, TARGET, settings, own_true, own_kept)
-        outputs = gathered(outputs, team)
-        reporter.advance(len(images_P))
-        reporter.finish()
-        if not outputs.finite:
-            raise RunFailed(
-                "the model's predictions for the target are not finite: lower "
-                f"`training.learning_rate` (now {model.config.training.learning_rate:g}) or set "
-                "`training.grad_clip 10`"
-            )
-        return outputs
-
-    adapted = run_model("predicting the target", all_N, TARGET)
+    adapted = passes.target(all_N, kept_K)
+    source = passes.source(images_S[:0] if method.closed_form else images_S)
     oscillation = None
     if len(picked_K) and team.main:
         picked_KD = adapted.features_KD[np.searchsorted(kept_K, picked_K)]
@@ -105,10 +97,64 @@ def run_target(
     weights = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     adapted_KD = adapted.features_KD[np.searchsorted(kept_K, shown_K)]
     load_into(method, read_tensors(run.pretrained), run.pretrained.name)
-    kept_K = shown_K
     images_P = shown_K if true_N is None else all_N
-    pretrained = run_model("predicting with the pretrained model", images_P, SOURCE)
-    return Outcome(weights, adapted, adapted_KD, pretrained, shown_K, oscillation)
+    pretrained = passes.target_before(images_P, shown_K)
+    shown_of_P = shown_K if len(images_P) == count else np.arange(len(shown_K))
+    evidence = gather(
+        held_out,
+        before=BothDomains(passes.source(images_S), pretrained.rows(shown_of_P)),
+        after=BothDomains(source, adapted.rows(shown_K)),
+    )
+    return Outcome(weights, adapted, adapted_KD, pretrained, shown_K, oscillation, evidence)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Passes of images through the model's present weights, shared among the processes."""
+
+    model: Model
+    images: Target
+    team: Team
+    reporter: Reporter
+
+    def target(self, images_P: Indices, kept_K: Indices) -> Outputs:
+        return self._run("predicting the target", TARGET, TARGET, images_P, kept_K)
+
+    def target_before(self, images_P: Indices, kept_K: Indices) -> Outputs:
+        return self._run("predicting with the pretrained model", TARGET, SOURCE, images_P, kept_K)
+
+    def source(self, images_P: Indices) -> Outputs:
+        return self._run("predicting held-out source images", SOURCE, SOURCE, images_P, images_P)
+
+    def _run(
+        self, what: str, domain: int, norm_domain: int, images_P: Indices, kept_K: Indices
+    ) -> Outputs:
+        """Predict images of a domain with the BatchNorm statistics of `norm_domain`.
+
+        Where both are of one domain, measure certainty too.
+        """
+        method, settings = self.model.method, self.model.config.training
+        mine_P = images_P[self.team.share(len(images_P))]
+        own_kept = np.flatnonzero(np.isin(mine_P, kept_K))
+        size = evaluation_batch(self.model.device)
+        batches = self.images.views.test_batches(domain, mine_P, size)
+        self.reporter.start(what, len(images_P))
+        if domain == norm_domain:
+            true_N = self.images.true_N if domain == TARGET else None
+            own_true = None if true_N is None else true_N[mine_P]
+            outputs = measuring.measure(method, batches, domain, settings, own_true, own_kept)
+        else:
+            outputs = run_batches(method, batches, norm_domain, kept_K=own_kept)
+        outputs = gathered(outputs, self.team)
+        self.reporter.advance(len(images_P))
+        self.reporter.finish()
+        if not outputs.finite:
+            raise RunFailed(
+                f"the model's predictions for the {('source', 'target')[domain]} are not finite: "
+                f"lower `training.learning_rate` (now {settings.learning_rate:g}) or set "
+                "`training.grad_clip 10`"
+            )
+        return outputs
 
 
 def run_metrics(
@@ -185,21 +231,24 @@ def predictions_csv(
 ) -> str:
     """Return a table of path, label, probability and sigma, plus the columns that are asked for.
 
-    Nine digits are enough to read back the same float.
+    A probability has four decimals: no calibration is finer. Others have nine digits, enough to
+    read back the same float.
     """
     header = ["path", "label", "probability", "sigma"]
-    columns = [outputs.confidence_N, outputs.sigma_N]
+    columns = [outputs.sigma_N]
     if measure is not None:
         header.append(measure)
         columns.append(outputs.measures[measure])
     if accepted is not None:
         header.append("accepted")
-    labels_N = outputs.labels_N
+    labels_N, confidence_N = outputs.labels_N, outputs.confidence_N
 
     def cells(i: int) -> list[str]:
         numbers = ["" if column is None else f"{column[i]:.9g}" for column in columns]
         decision = [] if accepted is None else [str(bool(accepted[i])).lower()]
-        return [path_cell(paths[i]), label_cell(classes[labels_N[i]]), *numbers, *decision]
+        probability = f"{confidence_N[i]:.4f}"
+        label = label_cell(classes[labels_N[i]])
+        return [path_cell(paths[i]), label, probability, *numbers, *decision]
 
     return csv_text(header, map(cells, rows_by_path(paths)))
 

@@ -59,7 +59,8 @@ def choose_measure(name: str | None, has_sigma: bool) -> str:
 def target_threshold(run: str | Path, measure: str, coverage: float) -> float:
     """Return the threshold that accepts this share of the run's own target."""
     folder = RunFolder(run)
-    table = folder.predictions if measure in IN_PREDICTIONS else folder.measures
+    # predictions.csv rounds the probability.
+    table = folder.predictions if measure == "sigma" else folder.measures
     if not table.exists():
         raise UserError(f"--coverage by {measure} needs {table}, which is missing")
     try:

@@ -70,6 +70,7 @@ class Record:
     scores: list[dict[str, Any]]
     seconds: float | None
     metrics: dict[str, Any] | None
+    verdict: dict[str, Any] | None
     images: Images | None
     evaluation: dict[str, Any] | None
     features: Features | None
@@ -142,6 +143,7 @@ def read_record(path: str | Path) -> Record:
         scores=read(folder.journal.scores, _json_lines) or [],
         seconds=_total_seconds(read(folder.timing, _json_lines) or []),
         metrics=read(folder.metrics, read_metrics),
+        verdict=read(folder.verdict, _json_object),
         images=images,
         evaluation=read(folder.evaluation, _json_object),
         features=features,

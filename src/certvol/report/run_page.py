@@ -55,6 +55,8 @@ def run_page(record: Record, reporter: Reporter, target: Path | None = None) -> 
         "record": record,
         "figures": sections,
         "summary": summary.summary(record),
+        "verdict": summary.verdict(record),
+        "class_counts": summary.class_counts(record),
         "settings": summary.settings_by_section(record),
         "labelled": record.images is not None and record.images.true_N is not None,
         "certainty": measure_title(record.certainty),

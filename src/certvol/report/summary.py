@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from certvol.predict.verdict import WORDS
 from certvol.progress import duration, percent
 from certvol.report.charts import Table
 from certvol.report.figures import measure_title
@@ -39,6 +40,41 @@ def summary(record: Record) -> dict[str, Any]:
         "source": _folder_name(settings.get("data.source")),
         "target": _folder_name(settings.get("data.target")),
     }
+
+
+def verdict(record: Record) -> dict[str, Any] | None:
+    """Return what a run says of itself without labels; None for a run that has no verdict."""
+    found = section(record.verdict)
+    word, reasons = found.get("verdict"), found.get("reasons")
+    if word not in WORDS or not isinstance(reasons, list):
+        return None
+    accuracy, changed, source = (section(found, key) for key in ("accuracy", "changed", "source"))
+    return {
+        "word": word,
+        "mark": ("good", "look", "bad")[WORDS.index(word)],
+        "reasons": [str(reason) for reason in reasons],
+        "estimate": _percent(accuracy.get("estimate"), 0),
+        "usual_error": _percent(accuracy.get("usual_error"), 0),
+        "changed": _percent(changed.get("share"), 0),
+        "source_before": _percent(source.get("before")),
+        "source_after": _percent(source.get("after")),
+        "held_out": number(source.get("images")) or 0,
+        "images": number(found.get("images")) or 0,
+    }
+
+
+def class_counts(record: Record) -> Table | None:
+    """Tabulate how many images each class was given before and after, most changed first."""
+    rows = []
+    for name, counts in section(record.verdict, "classes").items():
+        before, after = (number(section(counts).get(key)) for key in ("before", "after"))
+        if before is not None and after is not None:
+            rows.append((name, before, after))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (-abs(row[2] - row[1]), row[0]))
+    cells = [[name, f"{b:.0f}", f"{a:.0f}", f"{a - b:+.0f}"] for name, b, a in rows]
+    return ["class", "before", "after", "change"], cells
 
 
 def warnings(record: Record) -> list[tuple[str, str]]:

@@ -111,6 +111,7 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.predictions = self.path / "predictions.csv"
         self.metrics = self.path / "metrics.json"
+        self.verdict = self.path / "verdict.json"
         self.measures = self.path / "measures.csv"
         self.evaluation = self.path / "evaluation.json"
         self.features = self.path / "features.safetensors"

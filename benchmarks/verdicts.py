@@ -1,0 +1,173 @@
+"""Measure what a run can say about itself without labels: verdict, estimates, probabilities.
+
+    python benchmarks/verdicts.py --features features --out verdicts --seeds 0,1 --minutes 40
+    python benchmarks/verdicts.py --out verdicts --tables
+
+Many short runs, by the data and conditions of `robustness.py`, some of which fail on purpose:
+pretraining that does not learn, self-training on its own guesses, an adversary where the target
+lacks classes. Each run is a line of OUT/runs.jsonl, and leaves in OUT/evidence what the verdict is
+made from. A command that is repeated after a stop does only what is missing. The order is shuffled,
+so that any number of runs is a fair sample. `--tables` judges all evidence with the present code
+and prints the tables of docs/results/verdict.md, without training.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+from robustness import Cell, append_line, read_lines, settings_of
+from robustness_data import Part, digit_tasks, feature_tasks
+from verdict_tables import tables
+
+CONDITIONS = ("full", "partial", "one-class", "long-tailed", "unknown", "few-source", "few-target")
+SHORT = {"training.pretrain_steps": 300, "training.cycles": 10}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": SHORT,
+    "argmax": {**SHORT, "training.pseudo_labels": "argmax", "guard.action": "warn"},
+    "dann": {**SHORT, "method.name": "dann", "guard.action": "warn"},
+    "source_only": {**SHORT, "method.name": "source_only"},
+    "unlearnt": {**SHORT, "training.pretrain_steps": 3},
+    "no-holdout": {**SHORT, "data.holdout": 0.0},
+}
+
+
+def plan(tasks: Sequence[Any], seeds: Sequence[int]) -> list[Cell]:
+    cells = [
+        Cell(task, condition, name, seed, settings)
+        for seed in seeds
+        for task in tasks
+        for condition in CONDITIONS
+        for name, settings in VARIANTS.items()
+    ]
+    order = np.random.default_rng(0).permutation(len(cells))
+    return [cells[i] for i in order]
+
+
+def evidence_file(out: Path, key: str) -> Path:
+    return out / "evidence" / f"{key.replace('/', '--')}.npz"
+
+
+def run_cell(cell: Cell, work: Path, out: Path) -> dict[str, Any]:
+    """Train on a part of the task, keep the evidence, and return the line of results."""
+    import certvol
+    from certvol import api
+    from certvol.predict.outcome import Outcome, Target, run_target
+    from certvol.settings import flatten
+
+    part = cell.task.part(cell.condition, cell.seed)
+    kept: list[tuple[Target, list[str], Outcome]] = []
+
+    def recording(run: Any, model: Any, target: Target, *others: Any) -> Outcome:
+        outcome = run_target(run, model, target, *others)
+        kept.append((target, model.classes, outcome))
+        return outcome
+
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        place = Path(folder)
+        source = cell.task.source.write(part.source, place / "source")
+        target = cell.task.target.write(part.target, place / "target")
+        preset, given = settings_of(cell)
+        nested: dict[str, dict[str, Any]] = {}
+        for name, value in flatten(given, "settings").items():
+            section, _, setting = name.partition(".")
+            nested.setdefault(section, {})[setting] = value
+        started = time.process_time()
+        with mock.patch.object(api, "run_target", recording):
+            run = certvol.adapt(source, target, out=place / "run", preset=preset, **nested)
+        seconds = round(time.process_time() - started, 2)
+        truth = _truth(cell, part, target)
+    images, classes, outcome = kept[0]
+    number = {name: i for i, name in enumerate(classes)}
+    true_N = np.array([number.get(truth[path], -1) for path in images.paths])
+    measured = {f"measure_{k}": v for k, v in outcome.adapted.measures.items() if k != "logit_gt"}
+    file = evidence_file(out, cell.key)
+    file.parent.mkdir(exist_ok=True)
+    np.savez_compressed(
+        file,
+        true_N=true_N,
+        shown_K=outcome.shown_K,
+        predicted_N=outcome.adapted.labels_N,
+        **{f"evidence_{name}": array for name, array in outcome.evidence.arrays().items()},  # type: ignore[arg-type]
+        **measured,  # type: ignore[arg-type]
+    )
+    return {
+        "key": cell.key,
+        "settings": dict(cell.settings),
+        "cpu_seconds": seconds,
+        "delivered": run.delivery.model,
+        "why": run.delivery.why,
+        "classes": len(classes),
+    }
+
+
+def _truth(cell: Cell, part: Part, target: Path) -> dict[str, str]:
+    """Return the class of every image or row by its name."""
+    labels: NDArray[np.str_] = cell.task.target.labels()[part.target]
+    if target.suffix == ".npz":
+        with np.load(target, allow_pickle=False) as file:
+            paths = [str(name) for name in file["paths"]]
+    else:
+        from certvol.data.folders import scan
+
+        paths = [scan(cell.task.target.place).paths[i] for i in part.target]
+    return dict(zip(paths, map(str, labels), strict=True))
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and work")
+    parser.add_argument("--features", type=Path, help="folder of BACKBONE_DOMAIN.npz")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after this long")
+    parser.add_argument("--only", default="", help="data sets, such as digits,office-31-inc")
+    parser.add_argument("--tables", action="store_true", help="judge and print, without training")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place, failures, started = options.out / "runs.jsonl", 0, time.monotonic()
+    if not options.tables:
+        work = options.out.absolute() / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        tasks = digit_tasks(work)
+        tasks += feature_tasks(options.features.absolute()) if options.features else []
+        wanted = options.only.split(",") if options.only else {task.data for task in tasks}
+        cells = plan(
+            [t for t in tasks if t.data in wanted], list(map(int, options.seeds.split(",")))
+        )
+        done = read_lines(place)
+        missing = [cell for cell in cells if cell.key not in done]
+        for number, cell in enumerate(missing, start=1):
+            if time.monotonic() - started > 60 * options.minutes:
+                break
+            try:
+                line = run_cell(cell, work, options.out)
+                append_line(place, line)
+                what = f"{line['cpu_seconds']} s"
+            except Exception as error:
+                failures += 1
+                what = f"failed: {type(error).__name__}: {error}"
+            print(f"{number}/{len(missing)} {cell.key} {what}", file=sys.stderr, flush=True)
+    print(
+        tables(
+            [
+                (key, line, evidence_file(options.out, key))
+                for key, line in read_lines(place).items()
+            ]
+        )
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Say what adaptation can and cannot do with a target: its size, its copies, its folder names."""
+
+import difflib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+from certvol.data.decoding import Pixels
+from certvol.data.folders import class_level, class_of, name_some, printable
+from certvol.data.near_duplicates import compared, distinct
+
+HANDFUL = 30  # images
+FEW_PER_CLASS = 5
+REPEATED = 2  # images per image that looks different
+FEWEST_COMPARED = 10
+NAMED = 5
+LEAST_SIMILAR = 0.75  # of two names, by difflib
+
+
+def about_size(images: int, num_classes: int) -> str | None:
+    """Warn if there are too few target images to learn from."""
+    if images == 0:
+        return None
+    if images < HANDFUL:
+        return (
+            f"{images} images are too few to adapt to: a run predicts them, but cannot learn from "
+            "them how the target looks; add unlabelled images of the same kind"
+        )
+    if images < FEW_PER_CLASS * num_classes:
+        return (
+            f"{images} images for {num_classes} source classes: adaptation can fit the target's "
+            "look in general, but hardly that of each class; add unlabelled images of the same kind"
+        )
+    return None
+
+
+def about_copies(thumbnails: Sequence[Pixels]) -> str | None:
+    """Warn if most images look like others of them."""
+    chosen = [thumbnails[i] for i in compared(len(thumbnails))] if thumbnails else []
+    if len(chosen) < FEWEST_COMPARED:
+        return None
+    most = len(chosen) // REPEATED + 1
+    found = distinct(chosen, most)
+    if found == most:
+        return None
+    which = f"{len(chosen):,} images"
+    if len(chosen) < len(thumbnails):
+        which += f" (of {len(thumbnails):,})"
+    return (
+        f"{which} look like {found:,} distinct ones, as frames of a video do; copies teach nothing "
+        "new and make rare classes rarer, so keep one of each, or add other images"
+    )
+
+
+def folder_names(paths: Sequence[str]) -> Counter[str]:
+    """Count the images of each folder at the level of class folders."""
+    level = class_level(paths)
+    found = Counter(class_of(path, level) for path in paths)
+    return Counter({name: count for name, count in found.items() if name is not None})
+
+
+def about_folders(paths: Sequence[str], classes: Sequence[str]) -> str | None:
+    """Warn if some folders are named like source classes, or nearly so, and others are not."""
+    names = sorted(folder_names(paths))
+    known = {unicodedata.normalize("NFC", name) for name in classes}
+    strange = [name for name in names if unicodedata.normalize("NFC", name) not in known]
+    meant = {name: near for name in strange if (near := similar(name, classes)) is not None}
+    if not strange or (len(strange) == len(names) and not meant):
+        return None
+    text = f"{len(names) - len(strange)} of {len(names)} folders are named like source classes"
+    hints = [f"{printable(near)} for {printable(name)}" for name, near in meant.items()]
+    if hints:
+        more = f" ({len(hints)} in all)" if len(hints) > NAMED else ""
+        text += f"; did you mean {', '.join(hints[:NAMED])}{more}?"
+    if unknown := [name for name in strange if name not in meant]:
+        text += f"; no source class is like {name_some(unknown)}"
+    return (
+        f"{text}. Adaptation never reads these names; `certvol evaluate` measures the images in "
+        "folders that match exactly"
+    )
+
+
+def similar(name: str, classes: Sequence[str]) -> str | None:
+    """Return the class that a folder's name probably means: `mug_` or `mugs` for Mug."""
+    plain = {_plain(each): each for each in reversed(classes)}
+    if _plain(name) in plain:
+        return plain[_plain(name)]
+    close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=LEAST_SIMILAR)
+    return plain[close[0]] if close else None
+
+
+def _plain(name: str) -> str:
+    """Reduce a name to lower-case letters and digits, without a number in front: `03.Back_Pack`."""
+    letters = re.sub(r"[\W_]+", "", unicodedata.normalize("NFC", name).casefold())
+    return re.sub(r"^\d+(?=\D)", "", letters) or letters

@@ -1,0 +1,106 @@
+"""Estimate a run's target accuracy from its evidence, by every published estimator that fits.
+
+Estimators on the pretrained model judge it, and those on the delivered model judge that one. Both
+are kept: training on its own labels makes the delivered model sure of itself, so what the
+pretrained one says often comes closer.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import entr
+
+from certvol.predict.evidence import Evidence
+from certvol.scores.calibration import (
+    at_temperature,
+    fitted_temperature,
+    matching_temperature,
+)
+from certvol.scores.estimators import (
+    average_confidence,
+    difference_of_confidences,
+    information_share,
+    thresholded_confidence,
+)
+from certvol.scores.validators import agreement
+
+Values = NDArray[np.float64]
+Estimates = dict[str, float | None]
+FEWEST_JUDGES = 10  # held-out source images
+SHOWN = ("doc before", "second opinion", "agreement")
+
+
+class Calibrated:
+    """One model's outputs, calibrated on the held-out source images if there are enough."""
+
+    def __init__(self, source_SC: Values, labels_S: NDArray[np.int64], target_NC: Values) -> None:
+        self.judged = len(source_SC) >= FEWEST_JUDGES
+        self.temperature = fitted_temperature(source_SC, labels_S) if self.judged else None
+        scale = self.temperature or 1.0
+        self.target_NC = at_temperature(target_NC, scale)
+        self.source_SC = at_temperature(source_SC, scale) if self.judged else source_SC
+        if self.judged:
+            self.right_S = self.source_SC.argmax(axis=1) == labels_S
+
+    def confidence(self) -> float:
+        return average_confidence(self.target_NC.max(axis=1))
+
+    def difference(self) -> float | None:
+        if not self.judged:
+            return None
+        confidence_S, confidence_N = self.source_SC.max(axis=1), self.target_NC.max(axis=1)
+        return difference_of_confidences(confidence_S, self.right_S, confidence_N)
+
+    def threshold(self) -> float | None:
+        if not self.judged:
+            return None
+        certainty_S, certainty_N = (-entr(p).sum(axis=1) for p in (self.source_SC, self.target_NC))
+        return thresholded_confidence(certainty_S, self.right_S, certainty_N)
+
+    def information(self) -> float | None:
+        share = information_share(self.target_NC)
+        return None if np.isnan(share) else share
+
+
+def estimates(evidence: Evidence) -> Estimates:
+    """Return every estimate by name; None for one that needs held-out images the run lacks."""
+    before = Calibrated(evidence.before_SC, evidence.labels_S, evidence.before_NC)
+    after = Calibrated(evidence.after_SC, evidence.labels_S, evidence.after_NC)
+    predicted_N = evidence.after_NC.argmax(axis=1)
+    found: Estimates = {}
+    for name, model in (("before", before), ("after", after)):
+        found[f"confidence {name}"] = model.confidence()
+        found[f"doc {name}"] = model.difference()
+        found[f"atc {name}"] = model.threshold()
+        found[f"information {name}"] = model.information()
+    found["agreement"] = agreement(evidence.before_NC, evidence.after_NC)
+    rows = np.arange(len(predicted_N))
+    found["second opinion"] = float(before.target_NC[rows, predicted_N].mean())
+    found["dropout"] = _dropout(evidence, after)
+    found["nearest means"] = (
+        float((evidence.nearest_N == predicted_N).mean()) if len(evidence.nearest_N) else None
+    )
+    return found
+
+
+def _dropout(evidence: Evidence, after: Calibrated) -> float | None:
+    if not after.judged or len(evidence.dropout_S) == 0:
+        return float(evidence.dropout_N.mean()) if len(evidence.dropout_N) else None
+    return difference_of_confidences(evidence.dropout_S, after.right_S, evidence.dropout_N)
+
+
+def target_accuracy(found: Mapping[str, float | None]) -> float:
+    """Return the estimate that is shown: the mean of those that did best when measured."""
+    chosen = [value for name in SHOWN if (value := found[name]) is not None]
+    return float(np.mean(chosen))
+
+
+def temperatures(evidence: Evidence, accuracy: float) -> tuple[float, float]:
+    """Return the temperatures of the pretrained and of the delivered model.
+
+    The pretrained one is calibrated on held-out source images. The delivered one gets the
+    temperature at which its mean confidence on the target equals the estimated accuracy.
+    """
+    before = Calibrated(evidence.before_SC, evidence.labels_S, evidence.before_NC).temperature
+    return before or 1.0, matching_temperature(evidence.after_NC, accuracy)

@@ -1,0 +1,79 @@
+"""What a run's end knows without target labels: outputs of both models for source and target.
+
+`Evidence` is all that the verdict and the temperature rest on. S held-out source images, N target
+images (at most `outcome.FEATURE_IMAGES` of them, so that labelled and unlabelled runs agree).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from certvol.predict.forward import Outputs, Values
+from certvol.scores.estimators import nearest_means
+
+Indices = NDArray[np.int64]
+NO_ROWS = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The source images kept out of training, and their classes; there may be none."""
+
+    images_S: Indices
+    labels_S: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Outputs before (the pretrained model) and after (the delivered one)."""
+
+    labels_S: Indices
+    before_SC: Values
+    """Probabilities, as all of these; no rows without held-out images."""
+    after_SC: Values
+    """No rows for a method fitted in closed form: its accuracy on the source says nothing."""
+    before_NC: Values
+    after_NC: Values
+    dropout_S: Values = field(default_factory=lambda: NO_ROWS)
+    """The delivered model's mean probability over MC-dropout, for the source images."""
+    dropout_N: Values = field(default_factory=lambda: NO_ROWS)
+    nearest_N: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+    """Predictions by nearest class means; none without held-out images."""
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.after_NC.shape[1])
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> "Evidence":
+        return cls(**{each.name: arrays[each.name] for each in fields(cls)})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class BothDomains:
+    """One model's outputs for held-out source images and for the target images that are judged."""
+
+    source: Outputs
+    target: Outputs
+
+
+def gather(held_out: HeldOut, before: BothDomains, after: BothDomains) -> Evidence:
+    nearest_N = np.empty(0, np.int64)
+    source_SD, target_ND = before.source.features_KD, before.target.features_KD
+    if len(source_SD) and len(source_SD) == len(held_out.labels_S):
+        nearest_N = nearest_means(source_SD, held_out.labels_S, target_ND)
+    return Evidence(
+        labels_S=held_out.labels_S,
+        before_SC=before.source.probabilities_NC,
+        after_SC=after.source.probabilities_NC,
+        before_NC=before.target.probabilities_NC,
+        after_NC=after.target.probabilities_NC,
+        dropout_S=after.source.extra.get("mcd_mu", NO_ROWS),
+        dropout_N=after.target.extra.get("mcd_mu", NO_ROWS),
+        nearest_N=nearest_N,
+    )

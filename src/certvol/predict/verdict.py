@@ -1,0 +1,215 @@
+"""Say without labels whether a run's model can be used: the rule, and RUN/verdict.json.
+
+`docs/results/verdict.md` measures how often the rule is right, and how far the estimate is off.
+
+    verdict, line, reasons   the word, one line with its main reason, and all reasons
+    images                   how many target images were compared before and after
+    source                   held-out source images, and the accuracy of both models on them
+    changed                  how many predictions adaptation changed
+    classes                  class -> predicted images before, after
+    accuracy                 estimate for the target, its usual error, and every single estimator
+    temperature              what the logits of each model are divided by
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from certvol.data.folders import printable
+from certvol.errors import UserError
+from certvol.predict.estimates import (
+    FEWEST_JUDGES,
+    Estimates,
+    estimates,
+    target_accuracy,
+    temperatures,
+)
+from certvol.predict.evidence import Evidence
+from certvol.progress import percent
+from certvol.runs.checkpoint import FORMAT
+from certvol.scores.validators import classes_in_use, pretraining_warning
+
+Word = Literal["use it", "look first", "do not use it"]
+WORDS: tuple[Word, ...] = ("use it", "look first", "do not use it")
+GOOD_ENOUGH, TOO_POOR = 0.8, 0.5  # estimated target accuracy
+USUAL_ERROR = 0.08  # of the estimate, see docs/results/verdict.md
+MANY_CHANGED = 0.3  # of the predictions
+SPREADING = 1.3  # times as many classes in use as before
+HANDFUL = 30  # target images
+LOST_SOURCE = 0.75  # of the pretrained model's accuracy on held-out source images
+NAMED_CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rule looks at."""
+
+    images: int
+    num_classes: int
+    held_out: int
+    source_before: float | None
+    source_after: float | None
+    """None for a method in closed form too."""
+    changed: int
+    counts_before: list[int]
+    counts_after: list[int]
+    in_use_before: float
+    """Effective number of predicted classes."""
+    in_use_after: float
+    estimates: Estimates
+    accuracy: float
+    """The estimate for the target."""
+
+    @property
+    def changed_share(self) -> float:
+        return self.changed / max(1, self.images)
+
+
+def facts_of(evidence: Evidence) -> Facts:
+    before_N, after_N = evidence.before_NC.argmax(axis=1), evidence.after_NC.argmax(axis=1)
+    found = estimates(evidence)
+
+    def source_accuracy(probabilities_SC: Any) -> float | None:
+        if len(probabilities_SC) == 0:
+            return None
+        return float((probabilities_SC.argmax(axis=1) == evidence.labels_S).mean())
+
+    def counts(labels_N: Any) -> list[int]:
+        return [int(n) for n in np.bincount(labels_N, minlength=evidence.num_classes)]
+
+    return Facts(
+        images=len(after_N),
+        num_classes=evidence.num_classes,
+        held_out=len(evidence.labels_S),
+        source_before=source_accuracy(evidence.before_SC),
+        source_after=source_accuracy(evidence.after_SC),
+        changed=int((before_N != after_N).sum()),
+        counts_before=counts(before_N),
+        counts_after=counts(after_N),
+        in_use_before=classes_in_use(evidence.before_NC),
+        in_use_after=classes_in_use(evidence.after_NC),
+        estimates=found,
+        accuracy=target_accuracy(found),
+    )
+
+
+def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
+    """Return everything that speaks for or against use, the gravest first."""
+    found: list[tuple[Word, str]] = []
+    bad, look = WORDS[2], WORDS[1]
+    if pretraining_warning(facts.source_before, facts.held_out, facts.num_classes) is not None:
+        right = percent(facts.source_before, 0)
+        found.append(
+            (bad, f"the source was not learnt: {right} % of its held-out images are right")
+        )
+    if (facts.source_after or 0) < LOST_SOURCE * (facts.source_before or 0):
+        fall = f"{percent(facts.source_before, 0)} % to {percent(facts.source_after, 0)} %"
+        found.append((bad, f"accuracy on held-out source images fell from {fall}"))
+    share = f"about {percent(facts.accuracy, 0)} % of the target is right, by the estimate"
+    if facts.accuracy < TOO_POOR:
+        found.append((bad, share))
+    elif facts.accuracy < GOOD_ENOUGH:
+        found.append((look, f"{share}: look at the least certain images"))
+    if facts.in_use_after > SPREADING * facts.in_use_before:
+        grown = ", ".join(_grown(facts, classes))
+        found.append((look, f"adaptation spread predictions to further classes: look at {grown}"))
+    if facts.changed_share > MANY_CHANGED:
+        text = f"adaptation changed {percent(facts.changed_share, 0)} % of the predictions"
+        found.append((look, f"{text}: look at some of them"))
+    if facts.images < HANDFUL:
+        found.append((look, f"{facts.images} target images are too few to judge: look at all"))
+    if facts.held_out < FEWEST_JUDGES:
+        found.append((look, "without held-out source images (`data.holdout`) nothing is measured"))
+    if not found:
+        found.append((WORDS[0], share))
+    return sorted(found, key=lambda each: -WORDS.index(each[0]))
+
+
+def _grown(facts: Facts, classes: Sequence[str]) -> list[str]:
+    gain_C = np.subtract(facts.counts_after, facts.counts_before)
+    return [classes[i] for i in np.argsort(-gain_C, kind="stable")[:NAMED_CLASSES] if gain_C[i] > 0]
+
+
+def judge(evidence: Evidence, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the content of verdict.json."""
+    facts = facts_of(evidence)
+    found = reasons(facts, classes)
+    word = found[0][0]
+    before, after = temperatures(evidence, facts.accuracy)
+    return {
+        "format": FORMAT,
+        "verdict": word,
+        "line": f"{word}: {found[0][1]}",
+        "reasons": [text for _, text in found],
+        "images": facts.images,
+        "source": {
+            "images": facts.held_out,
+            "before": facts.source_before,
+            "after": facts.source_after,
+        },
+        "changed": {"images": facts.changed, "share": facts.changed_share},
+        "classes": {
+            name: {"before": before, "after": after}
+            for name, before, after in zip(
+                classes, facts.counts_before, facts.counts_after, strict=True
+            )
+        },
+        "accuracy": {
+            "estimate": facts.accuracy,
+            "usual_error": USUAL_ERROR,
+            "estimators": facts.estimates,
+        },
+        "temperature": {"pretrained": before, "delivered": after},
+    }
+
+
+def describe(verdict: Mapping[str, Any]) -> list[str]:
+    """Return the verdict as lines of text, its one line first."""
+    source, changed, images = verdict["source"], verdict["changed"], verdict["images"]
+    lines = [f"verdict: {verdict['line']}", *(f"  also: {why}" for why in verdict["reasons"][1:])]
+    accuracy = verdict["accuracy"]
+    lines.append(
+        f"estimated target accuracy: {percent(accuracy['estimate'], 0)} % "
+        f"(usually within {percent(accuracy['usual_error'], 0)} points; no labels were used)"
+    )
+    if source["images"]:
+        after = f", {percent(source['after'])} % after" if source["after"] is not None else ""
+        lines.append(
+            f"accuracy on {source['images']} held-out source images: {percent(source['before'])} % "
+            f"before adaptation{after}"
+        )
+    lines.append(
+        f"adaptation changed {changed['images']:,} of {images:,} predictions "
+        f"({percent(changed['share'], 0)} %){_moved(verdict['classes'])}"
+    )
+    return lines
+
+
+def _moved(classes: Mapping[str, Mapping[str, int]]) -> str:
+    """Name the classes whose number of predictions changed most: `; mug 12 to 30, pen 40 to 22`."""
+    by_change = sorted(classes, key=lambda name: -abs(_gain(classes[name])))
+    named = [
+        f"{printable(name)} {classes[name]['before']} to {classes[name]['after']}"
+        for name in by_change[:NAMED_CLASSES]
+        if _gain(classes[name])
+    ]
+    return f"; images per class: {', '.join(named)}" if named else ""
+
+
+def _gain(counts: Mapping[str, int]) -> int:
+    return counts["after"] - counts["before"]
+
+
+def read_verdict(file: Path) -> dict[str, Any]:
+    """Read verdict.json; UserError if it is damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["verdict"] not in WORDS:
+            raise ValueError(f"unknown verdict {found['verdict']!r}")
+        return dict(found)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{file} is damaged: {error}") from None
