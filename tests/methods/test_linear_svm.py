@@ -58,12 +58,8 @@ def test_the_best_strength_is_the_first_of_equals_and_fits_noisy_labels_little()
         hits = 0
         for fitted, judged in ((order[::2], order[1::2]), (order[1::2], order[::2])):
             weights = svm.linear_svm(noisy[fitted], labels[fitted], 2, strength)
-            hits += sum(
-                a == b
-                for a, b in zip(
-                    naive.labels_of(noisy[judged], weights), labels[judged], strict=True
-                )
-            )
+            guessed = naive.labels_of(noisy[judged], weights)
+            hits += sum(a == b for a, b in zip(guessed, labels[judged], strict=True))
         found[strength] = hits
     best = svm.best_strength(noisy, labels, 2, np.random.default_rng(1))
     assert best == max(svm.STRENGTHS, key=lambda strength: found[strength])
