@@ -100,7 +100,8 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(kind: str) -> None:
         mean = common_logits(weights, features)
         deviation = torch.exp(linear(weights, "log_variance", features) / 2)
         noise = batch.noise(mean.detach(), 3)
-        p = sum(torch.softmax(mean + deviation * noise[:, m], 1) for m in range(3)) / 3
+        draws = [torch.softmax(mean + deviation * noise[:, m], 1) for m in range(3)]
+        p = torch.stack(draws).mean(0)
         own = -p[torch.arange(16), batch.labels_N].log()
         q = p[8:]
         target = {

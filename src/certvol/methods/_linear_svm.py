@@ -96,8 +96,9 @@ class VotingMethod(ClosedFormMethod):
 
     def vote_shares(self, rows_ND: Tensor) -> Tensor:
         """Return the share of voters for each class; the smaller class wins a voter's tie."""
-        voters, classes, _ = self.weight_RCD.shape
-        scores_NRC = (rows_ND @ self.weight_RCD.flatten(0, 1).T).unflatten(1, (voters, classes))
-        votes_NR = scores_NRC.argmax(dim=2)
+        voters, classes, dim = self.weight_RCD.shape
+        scores_NV = rows_ND @ self.weight_RCD.reshape(voters * classes, dim).T
+        votes_NR = scores_NV.reshape(-1, voters, classes).argmax(dim=2)
         one_hot = votes_NR[..., None] == torch.arange(classes, device=votes_NR.device)
-        return one_hot.float().mean(dim=1)
+        shares_NC: Tensor = one_hot.float().mean(dim=1)
+        return shares_NC

@@ -61,7 +61,7 @@ class SimilarityClassifier(BottleneckClassifier):
         self, rows_NB: Tensor, prototypes_CB: Tensor, drop: Drop | None = None
     ) -> Tensor:
         queries_NR = Classifier.forward(self, rows_NB, drop)
-        keys_CR = self.key(prototypes_CB)
+        keys_CR: Tensor = self.key(prototypes_CB)
         return queries_NR @ keys_CR.T / math.sqrt(keys_CR.shape[1])
 
     def move_prototypes(
