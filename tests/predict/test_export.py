@@ -263,9 +263,9 @@ def test_damaged_thresholds_are_refused(content: str, tmp_path: Path) -> None:
     assert export._thresholds(tmp_path / "none.json") == {}
 
 
-@pytest.mark.parametrize("method", ["jda", "gtda"])
-def test_a_head_that_compares_with_stored_rows_is_exported(method: str, tmp_path: Path) -> None:
-    """Above 25 rows torch computes distances differently; stored rows are compared too."""
+@pytest.mark.parametrize("method", ["jda", "gtda", "rwa", "prda"])
+def test_a_fitted_head_is_exported(method: str, tmp_path: Path) -> None:
+    """Above 25 rows torch computes distances, of stored rows too, differently."""
     draw, labels = np.random.default_rng(0), np.repeat(["a", "b", "c"], 12)
     rows = (4 * np.eye(3, 5)[np.arange(36) // 12] + draw.normal(size=(36, 5))).astype(np.float32)
     np.savez(tmp_path / "source.npz", features=rows, labels=labels)

@@ -29,6 +29,8 @@ class ClosedFormMethod(basic.Method):
         super().__init__(network, config)
         for name in ("mean_D", "scale_D", *self.arrays):
             self.register_buffer(name, torch.empty(0))
+        self.seed = int(torch.randint(2**31 - 1, ()))
+        """Seed of what the fit draws; it follows from the run's, as initial weights do."""
 
     def keep(self, **arrays: NDArray[Any]) -> None:
         """Store fitted arrays, floats as float32 and integers unchanged."""

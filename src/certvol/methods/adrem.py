@@ -1,0 +1,97 @@
+"""AdREM: domain adaptation with randomised expectation maximisation (van Laarhoven and Marchiori,
+arXiv 1803.07634).
+
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
+each divided by its deviation over both domains. A linear support vector machine of the source
+labels the target. In each of `rounds` rounds, a machine is fitted to the source and to a growing
+number of target images with their present labels, equally many of each class, and labels the target
+again; the last round takes as many as there are. This is repeated from the first labels, and the
+machines of the last rounds vote; an image's probabilities are the shares of votes. The strength is
+chosen by two-fold cross-validation on the source. Images of a class are drawn without replacement:
+each once before any twice.
+Deliberate differences: negative features are kept (published: set to 0; those of a ReLU network
+have none). The machines vote on new images too. The published variant with logistic regression is
+left out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from certvol.methods._alignment import Array, Labels
+from certvol.methods._linear_svm import (
+    VotingMethod,
+    best_strength,
+    classify,
+    joint_scale,
+    linear_svm,
+)
+from certvol.randomness import numpy_generator
+from certvol.settings import setting
+
+
+def balanced_copies(
+    labels_N: Labels, num_classes: int, count: float, draws: np.random.Generator
+) -> Labels:
+    """Return how often each row is taken: ceil(count / C) rows of every class, as evenly as can be.
+
+    Which rows of a class are taken once more than the others is random.
+    """
+    per_class = int(np.ceil(count / num_classes))
+    copies_N = np.zeros(len(labels_N), dtype=np.int64)
+    for label in np.unique(labels_N):
+        rows = np.flatnonzero(labels_N == label)
+        whole, rest = divmod(per_class, len(rows))
+        copies_N[rows] = whole
+        copies_N[draws.permutation(rows)[:rest]] += 1
+    return copies_N
+
+
+@dataclass(frozen=True)
+class RandomisedEM:
+    """Repeated self-training on growing random parts of the target."""
+
+    num_classes: int
+    rounds: int
+    repetitions: int
+
+    def weights(
+        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
+    ) -> list[Array]:
+        """Return the weights, C x D, at the end of each repetition."""
+        strength = best_strength(source_SD, labels_S, self.num_classes, draws)
+        source_CD = linear_svm(source_SD, labels_S, self.num_classes, strength)
+        rows_ND = np.concatenate([source_SD, target_TD])
+        once_S = np.ones(len(source_SD), dtype=np.int64)
+        found = []
+        for _ in range(self.repetitions):
+            weight_CD = source_CD
+            for number in range(1, self.rounds + 1):
+                labels_T = classify(target_TD, weight_CD)
+                count = len(target_TD) * number / self.rounds
+                copies_T = balanced_copies(labels_T, self.num_classes, count, draws)
+                labels_N = np.concatenate([labels_S, labels_T])
+                copies_N = np.concatenate([once_S, copies_T])
+                weight_CD = linear_svm(rows_ND, labels_N, self.num_classes, strength, copies_N)
+            found.append(weight_CD)
+        return found
+
+
+class Method(VotingMethod):
+    summary = "AdREM on fixed features: self-training on growing random parts of the target; votes"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        rounds: int = setting(20, above=0, help="Rounds in which the target's part grows to all.")
+        repetitions: int = setting(
+            11, above=0, help="Repetitions from the source's labels; voters."
+        )
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
+        scale_D = joint_scale(source, target)
+        em = RandomisedEM(self.network.num_classes, self.config.rounds, self.config.repetitions)
+        draws = numpy_generator(self.seed, "adrem")
+        weights = em.weights(source / scale_D, labels_S.numpy(), target / scale_D, draws)
+        self.keep_votes(weights, scale_D)

@@ -1,0 +1,85 @@
+"""RWA: unsupervised domain adaptation with random walks on target labelings (van Laarhoven and
+Marchiori, arXiv 1706.05335).
+
+Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
+each divided by its deviation over both domains. A linear support vector machine of the source
+labels the target. A step of the walk draws target images with replacement, equally many of each
+class of the present labels, fits a machine to them, averages its weights with the source's
+(`target_share`), and labels the target again. An image's probabilities are the shares of the steps
+that gave it each label. The strength of the source's machine, and that of the target's, are chosen
+by two-fold cross-validation, the latter once, on the first labels.
+Deliberate differences: 100 steps by default (published: 500). Negative features are kept
+(published: set to 0; those of a ReLU network have none). The machines vote on new images too, so
+that a run's model is its steps' weights. `data.view_set: shifted` averages the 18 views of the
+published features.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from certvol.methods._alignment import Array, Labels
+from certvol.methods._linear_svm import (
+    VotingMethod,
+    best_strength,
+    classify,
+    joint_scale,
+    linear_svm,
+)
+from certvol.randomness import numpy_generator
+from certvol.settings import setting
+
+
+def balanced_bootstrap(labels_N: Labels, num_classes: int, draws: np.random.Generator) -> Labels:
+    """Return how often each row is drawn: ceil(N / C) times with replacement from every class."""
+    per_class = -(-len(labels_N) // num_classes)
+    copies_N = np.zeros(len(labels_N), dtype=np.int64)
+    for label in np.unique(labels_N):
+        rows = np.flatnonzero(labels_N == label)
+        np.add.at(copies_N, draws.choice(rows, per_class), 1)
+    return copies_N
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Random steps from labels to labels of the target."""
+
+    num_classes: int
+    steps: int
+    target_share: float
+
+    def weights(
+        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
+    ) -> list[Array]:
+        """Return the weights, C x D, that labelled the target after each step."""
+        strength = best_strength(source_SD, labels_S, self.num_classes, draws)
+        source_CD = linear_svm(source_SD, labels_S, self.num_classes, strength)
+        labels_T = classify(target_TD, source_CD)
+        strength = best_strength(target_TD, labels_T, self.num_classes, draws)
+        found = []
+        for _ in range(self.steps):
+            copies_T = balanced_bootstrap(labels_T, self.num_classes, draws)
+            target_CD = linear_svm(target_TD, labels_T, self.num_classes, strength, copies_T)
+            found.append(self.target_share * target_CD + (1 - self.target_share) * source_CD)
+            labels_T = classify(target_TD, found[-1])
+        return found
+
+
+class Method(VotingMethod):
+    summary = "RWA on fixed features: random walks over target labels; support vector machines vote"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        steps: int = setting(100, above=0, help="Steps of the walk; published: 500.")
+        target_share: float = setting(
+            0.5, at_least=0, at_most=1, help="Share of the target's weights in a step's classifier."
+        )
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
+        scale_D = joint_scale(source, target)
+        walk = Walk(self.network.num_classes, self.config.steps, self.config.target_share)
+        draws = numpy_generator(self.seed, "rwa")
+        weights = walk.weights(source / scale_D, labels_S.numpy(), target / scale_D, draws)
+        self.keep_votes(weights, scale_D)

@@ -1,0 +1,102 @@
+"""RWA and AdREM against the walks written out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from certvol.methods import _linear_svm as svm
+from certvol.methods.adrem import RandomisedEM, balanced_copies
+from certvol.methods.rwa import Walk, balanced_bootstrap
+from support import naive_walks as naive
+from support.methods import make_method
+
+
+def overlapping(per_class: int = 12, dim: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return source, labels and a shifted target whose classes overlap; class 3 is absent."""
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(3, dim))
+    labels = np.repeat(np.arange(3), per_class)
+    source, target = (centres[labels] + rng.normal(size=(len(labels), dim)) for _ in "st")
+    return source, labels, target + 0.8
+
+
+def test_a_bootstrap_draws_as_many_of_each_class_that_is_there() -> None:
+    labels = np.array([0] * 7 + [2] * 2 + [3])
+    copies = balanced_bootstrap(labels, 4, np.random.default_rng(0))
+    for label in (0, 2, 3):
+        assert copies[labels == label].sum() == 3, "a quarter of ten, rounded up"
+    assert copies[9] == 3
+
+
+@pytest.mark.parametrize("count", [10, 4.0, 0.5])
+def test_copies_are_even_and_as_many_for_each_class(count: float) -> None:
+    labels = np.array([0] * 7 + [2] * 2 + [3])
+    copies = balanced_copies(labels, 4, count, np.random.default_rng(0))
+    for label in (0, 2, 3):
+        of_class = copies[labels == label]
+        assert of_class.sum() == math.ceil(count / 4)
+        assert of_class.max() - of_class.min() <= 1
+
+
+def test_a_walk_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svm, "TOLERANCE", 1e-8)
+    source, labels, target = overlapping()
+    weights = Walk(4, steps=6, target_share=0.5).weights(
+        source, labels, target, np.random.default_rng(5)
+    )
+    draws = np.random.default_rng(5)
+    strengths = [svm.best_strength(source, labels, 4, draws)]
+    guessed = np.array(
+        naive.labels_of(target, naive.machine(source, labels.tolist(), 4, strengths[0]))
+    )
+    strengths.append(svm.best_strength(target, guessed, 4, draws))
+    walked = naive.random_walk(
+        source, labels.tolist(), target, 4, 6, (strengths[0], strengths[1]), draws
+    )
+    assert [svm.classify(target, each).tolist() for each in weights] == walked
+    assert len({tuple(each) for each in walked}) > 1, "the walk moves"
+
+
+def test_randomised_em_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svm, "TOLERANCE", 1e-8)
+    source, labels, target = overlapping()
+    weights = RandomisedEM(4, rounds=3, repetitions=3).weights(
+        source, labels, target, np.random.default_rng(5)
+    )
+    draws = np.random.default_rng(5)
+    strength = svm.best_strength(source, labels, 4, draws)
+    expected = [
+        naive.randomised_em(source, labels.tolist(), target, 4, 3, strength, draws)
+        for _ in range(3)
+    ]
+    assert [svm.classify(target, each).tolist() for each in weights] == expected
+
+
+@pytest.mark.parametrize("name", ["rwa", "adrem"])
+def test_labels_are_the_most_frequent_and_follow_the_runs_seed(name: str) -> None:
+    source, labels, target = overlapping()
+    rows = [torch.from_numpy(each).float() for each in (source, target)]
+    shares = []
+    for seed in (1, 1, 2):
+        settings = {"steps": 9} if name == "rwa" else {"rounds": 3, "repetitions": 5}
+        method = make_method(name, **settings).eval()
+        method.seed = seed
+        method.fit_features(rows[0], torch.from_numpy(labels), rows[1])
+        shares.append(method.logits(rows[1]).softmax(1))
+    assert torch.equal(shares[0], shares[1])
+    assert not torch.equal(shares[0], shares[2])
+    assert (shares[0].argmax(1).numpy() == labels).mean() > 0.5
+    assert set(shares[0].argmax(1).tolist()) <= {0, 1, 2}
+
+
+def test_a_target_of_one_class_keeps_its_label() -> None:
+    source, labels, _ = overlapping()
+    target = source[labels == 1][:5]
+    for weights in (
+        Walk(3, 3, 0.5).weights(source, labels, target, np.random.default_rng(0)),
+        RandomisedEM(3, 3, 2).weights(source, labels, target, np.random.default_rng(0)),
+    ):
+        assert np.isfinite(weights).all()
+        assert (svm.classify(target, weights[-1]) == 1).mean() >= 0.8
