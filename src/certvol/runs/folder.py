@@ -113,6 +113,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.json"
         self.measures = self.path / "measures.csv"
         self.evaluation = self.path / "evaluation.json"
+        self.review = self.path / "review.csv"
         self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)
         self.projection = self.checkpoints.folder / "projection.safetensors"
