@@ -150,4 +150,4 @@ def test_labels_that_are_mostly_wrong_promise_nothing() -> None:
     found = intervals.risk_threshold(all_N, all_N, np.ones(100, np.bool_), 0.1)
     assert (found.threshold, found.needed) == (None, None)
     none = intervals.risk_threshold(all_N, np.empty(0), np.empty(0, np.bool_), 0.1)
-    assert (none.threshold, none.labels, none.bound) == (None, 0, 1)
+    assert (none.threshold, none.labels, none.bound, none.needed) == (None, 0, 1, 29)

@@ -27,6 +27,8 @@ from certvol.settings import nearest
 
 Answer = Literal["class", "none", "unsure"]
 Kind = Literal["random", "chosen"]
+ANSWERS: dict[str, Answer] = {word: word for word in get_args(Answer)}
+KINDS: dict[str, Kind] = {word: word for word in get_args(Kind)}
 UNDONE = "undone"
 COLUMNS = ("path", "label", "answer", "kind")
 
@@ -44,7 +46,7 @@ class Review:
 
 
 def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[Review]:
-    """Read the answers that count, in the order in which their images were first answered.
+    """Read the answers that count, in the order in which they were given.
 
     With `classes`, an unknown label is a UserError. A last line that a killed process left torn
     does not count.
@@ -61,8 +63,13 @@ def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[
     return parse_review(text, shown, classes)
 
 
-def parse_review(text: str, shown: str, classes: Sequence[str] | None = None) -> list[Review]:
-    """Parse the content of a review file; `shown` names it in errors."""
+def parse_review(
+    text: str, shown: str, classes: Sequence[str] | None = None, may_be_open: bool = False
+) -> list[Review]:
+    """Parse the content of a review file; `shown` names it in errors.
+
+    With `may_be_open`, rows that are not filled in yet are left out.
+    """
     names = None if classes is None else {label_cell(name): name for name in classes}
     try:
         header, *rows = filter(None, csv.reader(io.StringIO(text, newline=""))) or [[]]
@@ -78,15 +85,17 @@ def parse_review(text: str, shown: str, classes: Sequence[str] | None = None) ->
         try:
             if len(row) != len(header) or (torn and row is rows[-1] and not row[-1]):
                 raise UserError(f"{where} has {len(row)} cells instead of {len(header)}")
-            review = _review(dict(zip(header, row, strict=True)), where, names)
+            cells = dict(zip(header, row, strict=True))
+            if may_be_open and not cells["label"] and not cells.get("answer"):
+                continue
+            review = _review(cells, where, names)
         except UserError:
             if torn and row is rows[-1]:
                 break
             raise
         place = clean_path(row[header.index("path")])
-        if review is None:
-            found_by_path.pop(place, None)
-        else:
+        found_by_path.pop(place, None)
+        if review is not None:
             found_by_path[place] = review
     return list(found_by_path.values())
 
@@ -102,20 +111,20 @@ def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> 
     answer, kind = cells.get("answer") or "class", cells.get("kind") or "chosen"
     if not path:
         raise UserError(f"{where} has no path")
-    if answer not in (*get_args(Answer), UNDONE):
-        known = ", ".join((*get_args(Answer), UNDONE))
-        raise UserError(f"{where} has the answer `{printable(answer)}`; expected one of {known}")
-    if kind not in get_args(Kind):
+    if kind not in KINDS:
         raise UserError(f"{where} has the kind `{printable(kind)}`; expected random or chosen")
     if answer == UNDONE:
         return None
+    if answer not in ANSWERS:
+        known = ", ".join((*ANSWERS, UNDONE))
+        raise UserError(f"{where} has the answer `{printable(answer)}`; expected one of {known}")
     if answer != "class":
-        return Review(path, None, kind, answer)
+        return Review(path, None, KINDS[kind], ANSWERS[answer])
     if names is not None:
         label = _class_name(label, where, names)
     if not label:
         raise UserError(f"{where} has no label; give a class, or the answer none or unsure")
-    return Review(path, label, kind)
+    return Review(path, label, KINDS[kind])
 
 
 def _class_name(label: str, where: str, names: dict[str, str]) -> str:

@@ -224,8 +224,11 @@ def _labels_for_any(
 ) -> int | None:
     """Return how many labels in total should allow some threshold, at the error rates seen so far.
 
-    Half an error more than was seen keeps a few right labels from promising too much.
+    Half an error more than was seen keeps a few right labels from promising too much. Without
+    labels, this is the number that allows one if all are right.
     """
+    if len(certainty_n) == 0:
+        return labels_to_reach(0, risk, confidence)
     errors_n = wrong_n[np.argsort(-certainty_n, kind="stable")].cumsum()
     count_n = np.arange(1, len(errors_n) + 1)
     found = set()
