@@ -73,8 +73,12 @@ def target_values(run: str | Path, measure: str, option: str) -> NDArray[np.floa
     return values_N
 
 
-def risk_threshold(run: str | Path, measure: str, max_error: float) -> RiskThreshold:
-    """Return what the reviewed labels of a run allow; `threshold` is in the measure's units."""
+def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
+    """Return the threshold that the labels of a run allow, and the share of the target it accepts.
+
+    The threshold is in the measure's units. If the labels allow none, a UserError says how many
+    should.
+    """
     folder = RunFolder(run)
     if not folder.review.exists():
         raise UserError(
@@ -87,7 +91,10 @@ def risk_threshold(run: str | Path, measure: str, max_error: float) -> RiskThres
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UserError(f"the table {folder.predictions} is damaged: {error}") from None
     judged = judge(read_review(folder.review), paths, labels)
-    return in_units(measure, values_N, judged, max_error)
+    found = in_units(measure, values_N, judged, max_error)
+    if found.threshold is None:
+        raise UserError(_refusal(found, folder, max_error, len(values_N)))
+    return found.threshold, found.coverage
 
 
 def in_units(
@@ -105,19 +112,17 @@ def in_units(
     )
 
 
-def check_allowed(found: RiskThreshold, run: str | Path, max_error: float) -> float:
-    """Return the threshold; a UserError says how many labels would allow one."""
-    if found.threshold is not None:
-        return found.threshold
-    shown, place = f"{percent(max_error)} %", printable(str(run))
-    refusal = (
-        f"the random labels in {RunFolder(run).review} do not allow a maximum error of {shown}: "
-        f"of the most certain images {found.labels} have one, {found.errors} are wrong, so the "
-        f"error may be up to {percent(found.bound)} %"
-    )
+def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:
+    text = f"the random labels in {run.review} do not allow a --max-error of {percent(max_error)} %"
+    if found.labels:
+        text += (
+            f": of the {found.labels} that are about the most certain images, {found.errors} say "
+            f"that the model is wrong, so its error there may be {percent(found.bound)} %"
+        )
     if found.needed is None:
-        raise UserError(f"{refusal}. More labels would not help; give a larger --max-error")
-    raise UserError(
-        f"{refusal}. About {found.needed} random labels should allow it; label more with "
-        f"`certvol review {place} --labels {found.needed}`"
-    )
+        return f"{text}. More labels would hardly help; give a larger --max-error"
+    text += f". About {found.needed} random labels should"
+    if found.needed > images:
+        return f"{text}, but the target has {images} images only; give a larger --max-error"
+    command = f"certvol review {printable(str(run.path))} --labels {found.needed}"
+    return f"{text}; label more with `{command}`"

@@ -19,7 +19,7 @@ from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
 from certvol.predict.max_error import IN_PREDICTIONS as IN_PREDICTIONS
-from certvol.predict.max_error import check_allowed, risk_threshold, target_values
+from certvol.predict.max_error import target_values, threshold_for
 from certvol.predict.measure import threshold_at
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
@@ -84,8 +84,8 @@ def choose_rule(
 ) -> Rule:
     """Set the threshold by a share of the run's target, or by the labels in RUN/review.csv."""
     if max_error is not None:
-        found = risk_threshold(run, measure, max_error)
-        return Rule(measure, check_allowed(found, run, max_error), found.coverage, max_error)
+        threshold, share = threshold_for(run, measure, max_error)
+        return Rule(measure, threshold, share, max_error)
     if coverage is None:
         raise UserError("give a coverage or a maximum error")
     values_N = target_values(run, measure, "--coverage")

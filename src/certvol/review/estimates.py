@@ -25,6 +25,8 @@ Indices = NDArray[np.int64]
 class Estimates:
     """Figures of the run's model on its target, with 95 % confidence."""
 
+    images: int
+    """Images of the target."""
     random: int
     """Random images with an answer."""
     chosen: int
@@ -75,6 +77,7 @@ def estimate(
         before = stratified(*_counts(target, rows_n, ~earlier.wrong_n[told_n]))
     known = [each for each in reviews if each.path in target.row_of]
     return Estimates(
+        images=len(target.paths),
         random=len(judged.rows_n),
         chosen=sum(each.kind == "chosen" for each in known),
         none=sum(each.answer == "none" for each in known),
@@ -123,6 +126,7 @@ def _threshold(found: Estimates) -> str:
     if rule.threshold is not None:
         return f"accept {percent(rule.coverage)} % of the images, {limit} (95 % confidence)"
     if rule.needed is None:
-        reason = "no labels yet" if not rule.labels else "too many of the most certain are wrong"
-        return f"{limit}: {reason}"
+        return f"{limit}: the most certain images are wrong too often so far"
+    if rule.needed > found.images:
+        return f"{limit}: the target has too few images to prove it"
     return f"{limit}: not proved yet; about {rule.needed} random labels should do"

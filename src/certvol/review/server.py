@@ -35,8 +35,8 @@ ASSETS = {
     "typing.js": "text/javascript",
 }
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -192,8 +192,7 @@ def listen(port: int | None) -> socket.socket:
     raise UserError(f"cannot listen on port {port}: {reason}; give another --port")
 
 
-def serve(session: Session, listener: socket.socket, token: str) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+def make_server(session: Session, token: str) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(session, token),
         log_config=None,
@@ -204,6 +203,10 @@ def serve(session: Session, listener: socket.socket, token: str) -> None:
         ws="none",
         lifespan="off",
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+def serve(session: Session, listener: socket.socket, token: str) -> None:
+    """Serve until Ctrl-C, which is the usual end, or SIGTERM."""
     with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+        make_server(session, token).run(sockets=[listener])
