@@ -86,7 +86,7 @@ def test_stored_thresholds_agree_with_coverage(root: Path) -> None:
 
     stored = json.loads((root / "run" / "evaluation.json").read_text())["thresholds"]
     for measure in LABEL_FREE:
-        assert stored[measure]["0.9"] == rejection.target_threshold(root / "run", measure, 0.9)
+        assert stored[measure]["0.9"] == rejection.choose_rule(root / "run", measure, 0.9).threshold
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_stored_thresholds_agree_with_coverage(root: Path) -> None:
         (["--min-certainty", "1", "--coverage", "0.5"], "one of them"),
         (["--measure", "entropi", "--coverage", "0.5"], "did you mean `entropy`?"),
         (["--measure", "logit_gt", "--coverage", "0.5"], "unknown measure `logit_gt`"),
-        (["--rejected-dir", "x"], "--coverage or --min-certainty"),
+        (["--rejected-dir", "x"], "--coverage, --min-certainty or --max-error"),
     ],
 )
 def test_mistakes_are_explained_in_one_sentence(
@@ -119,10 +119,10 @@ def test_mistakes_are_explained_in_one_sentence(
 def test_a_damaged_table_of_measures_is_refused(content: str, root: Path, tmp_path: Path) -> None:
     (tmp_path / "measures.csv").write_text(content)
     with pytest.raises(UserError, match=r"measures\.csv is damaged"):
-        rejection.target_threshold(tmp_path, "entropy", 0.5)
+        rejection.choose_rule(tmp_path, "entropy", 0.5)
     (tmp_path / "measures.csv").unlink()
     with pytest.raises(UserError, match="missing"):
-        rejection.target_threshold(tmp_path, "entropy", 0.5)
+        rejection.choose_rule(tmp_path, "entropy", 0.5)
 
 
 def test_rejected_images_lie_in_order_of_certainty(

@@ -145,9 +145,18 @@ def test_without_errors_everything_is_accepted_once_the_labels_suffice() -> None
         assert found.needed is not None
 
 
+@pytest.mark.parametrize("labels", [1, 5, 20])
+def test_a_few_right_labels_promise_no_less_than_a_proof_takes(labels: int) -> None:
+    all_N, right = np.linspace(0, 1, 1000), np.zeros(labels, np.bool_)
+    found = intervals.risk_threshold(all_N, all_N[-labels:], right, 0.05)
+    assert found.threshold is None
+    assert found.needed is not None
+    assert 59 <= found.needed <= 400
+
+
 def test_labels_that_are_mostly_wrong_promise_nothing() -> None:
     all_N = np.linspace(0, 1, 100)
     found = intervals.risk_threshold(all_N, all_N, np.ones(100, np.bool_), 0.1)
     assert (found.threshold, found.needed) == (None, None)
     none = intervals.risk_threshold(all_N, np.empty(0), np.empty(0, np.bool_), 0.1)
-    assert (none.threshold, none.labels, none.bound) == (None, 0, 1)
+    assert (none.threshold, none.labels, none.bound, none.needed) == (None, 0, 1, 29)

@@ -93,8 +93,10 @@ class Browser:
             self.events.append(message)
         return message
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Open a page in a new tab; return when it has loaded."""
+    def open(
+        self, page: Path | str, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> None:
+        """Open a file or an address in a new tab; return when it has loaded."""
         if self.session is not None:
             self.call("Page.close")
             self.session = None
@@ -108,7 +110,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events = []
-        self.address = page.resolve().as_uri()
+        self.address = page if isinstance(page, str) else page.resolve().as_uri()
         self.call("Page.navigate", url=self.address)
         until = time.monotonic() + 120
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
@@ -154,6 +156,19 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", **key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **key)
         self.run(TWO_FRAMES)
+
+    def press(self, character: str) -> None:
+        """Press the key of a character, or Backspace."""
+        text = {"text": character} if len(character) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=character, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
+
+    def wait(self, condition: str, seconds: float = 60) -> None:
+        """Return when an expression is true on the page."""
+        until = time.monotonic() + seconds
+        while not self.run(condition):
+            assert time.monotonic() < until, f"never true: {condition}"
+            time.sleep(0.01)
 
     def point(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

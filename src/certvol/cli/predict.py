@@ -3,7 +3,7 @@
 import argparse
 
 from certvol.cli._options import help_of
-from certvol.progress import Reporter
+from certvol.progress import Reporter, percent
 
 HELP = "write labels and certainty of any images as CSV"
 NAMED_FILES = 5
@@ -16,6 +16,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="FILE", help="the CSV file to write")
     coverage = "reject images less certain than this share of the run's target, such as 0.9"
     parser.add_argument("--coverage", type=float, metavar="SHARE", help=coverage)
+    error = (
+        "reject images so that at most this share of the accepted ones is wrong, such as 0.05, "
+        "with 95 %% confidence; needs labels from `certvol review`"
+    )
+    parser.add_argument("--max-error", type=float, metavar="SHARE", help=error)
     least = "reject images below X in the measure's own units (entropy, mcd_sigma: above X)"
     parser.add_argument("--min-certainty", type=float, metavar="X", help=least)
     measure = (
@@ -36,7 +41,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.predict.new_images import Request, predict
 
     names = ("run", "images", "out", "coverage", "min_certainty", "measure", "rejected_dir")
-    given = {name: getattr(options, name) for name in (*names, "device", "use")}
+    given = {name: getattr(options, name) for name in (*names, "max_error", "device", "use")}
     found = predict(Request(**given), reporter)
     for path, reason in found.skipped[:NAMED_FILES]:
         reporter.warn(f"skipped {printable(path)}: {reason}")
@@ -46,6 +51,12 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     if found.skipped:
         summary += f", {len(found.skipped)} unreadable skipped"
     print(f"{summary}: {printable(options.out)}")
+    if (rule := found.max_error_rule) is not None and rule.max_error is not None:
+        print(
+            f"at most {percent(rule.max_error)} % of the accepted images are wrong (with 95 % "
+            f"confidence, if they are like the run's target, of which it accepts "
+            f"{percent(rule.coverage)} %)"
+        )
     if options.rejected_dir is not None:
         print(f"rejected images, least certain first: {printable(options.rejected_dir)}")
     return 0

@@ -25,6 +25,7 @@ from certvol.nn.backbones import BackboneInfo, features_dim
 from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
 from certvol.predict.forward import Outputs, run_batches
+from certvol.predict.reject import Rule, check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
 from certvol.runs.checkpoint import FROZEN, load_into, load_tensors, read_about
 from certvol.runs.folder import RunFolder
@@ -69,6 +70,13 @@ class Model:
         """Probabilities are softmax(logits / `temperature`)."""
         self.method, self.classes, self.config, self.device = method, classes, config, device
         self.temperature = temperature
+        self.run: Path | None = None
+        """The run whose delivered model this is; None for its pretrained model."""
+
+    def __repr__(self) -> str:
+        words = [f"{self.config.method_name} on {self.info.name}", f"{len(self.classes)} classes"]
+        words += [] if self.run is None else [f"run {str(self.run)!r}"]
+        return f"<certvol.Model: {', '.join(words)}, on {self.device}>"
 
     @property
     def info(self) -> BackboneInfo:
@@ -94,6 +102,23 @@ class Model:
         outputs = self._outputs(_as_inputs(images), batch_size)
         labels = [self.classes[i] for i in outputs.labels_N]
         return Prediction(labels, outputs.probabilities_NC, outputs.sigma_N)
+
+    def threshold_for(
+        self,
+        *,
+        max_error: float | None = None,
+        coverage: float | None = None,
+        measure: str | None = None,
+    ) -> Rule:
+        """Return which images to accept: by reviewed labels (`max_error`), or a share of them all.
+
+        The threshold refers to the run's target. `max_error` holds with 95 % confidence; it is a
+        UserError if the labels in RUN/review.csv do not allow it.
+        """
+        check_options(coverage, None, None, max_error)
+        if self.run is None:
+            raise UserError("thresholds need the delivered model of a run: certvol.load(RUN)")
+        return choose_rule(self.run, choose_measure(measure, self.has_sigma), coverage, max_error)
 
     def _outputs(self, images: list[Any] | Tensor, batch_size: int) -> Outputs:
         if len(images) == 0:
@@ -257,7 +282,9 @@ def load(
     load_into(method, tensors, str(weights))
     method.network.domains.mode = mode
     place = pick_device(device)
-    return Model(method.to(place).eval(), classes, config, place, temperature)
+    model = Model(method.to(place).eval(), classes, config, place, temperature)
+    model.run = folder.path if which == "model" else None
+    return model
 
 
 def _temperature(folder: RunFolder, which: str) -> float:

@@ -42,6 +42,7 @@ class Request:
     device: str = "auto"
     use: Literal["delivered", "pretrained"] = "delivered"
     """The model to predict with: the run's, or the one before adaptation."""
+    max_error: float | None = None
 
 
 @dataclass
@@ -54,10 +55,13 @@ class Predicted:
     accepted: NDArray[np.bool_] | None = None
     rule: str = ""
     """Describes which images were rejected."""
+    max_error_rule: reject.Rule | None = None
+    """The rule that reviewed labels allow, if a maximum error was given."""
 
 
 def predict(request: Request, reporter: Reporter) -> Predicted:
-    reject.check_options(request.coverage, request.min_certainty, request.rejected_dir)
+    limits = request.min_certainty, request.rejected_dir, request.max_error
+    reject.check_options(request.coverage, *limits)
     has_features = any(is_feature_file(word) for word in request.images)
     paths, problems = (list(request.images), []) if has_features else image_paths(request.images)
     check_output(request.out, inputs=paths)
@@ -66,17 +70,20 @@ def predict(request: Request, reporter: Reporter) -> Predicted:
             "--rejected-dir copies images, and files of features hold none; leave it out: the "
             "table says which rows are rejected"
         )
-    if request.use == "pretrained" and request.coverage is not None:
+    on_target = "--coverage" if request.coverage is not None else "--max-error"
+    if request.use == "pretrained" and (request.coverage or request.max_error) is not None:
         raise UserError(
-            "--coverage is set on the delivered model's predictions of the target, which are not "
+            f"{on_target} is set on the delivered model's predictions of the target, which are not "
             "the pretrained model's; give --min-certainty instead"
         )
     which: Literal["model", "pretrained"] = "model" if request.use == "delivered" else "pretrained"
     model = load(request.run, request.device, which)
     chosen = reject.choose_measure(request.measure, model.has_sigma)
     threshold = request.min_certainty
-    if request.coverage is not None:
-        threshold = reject.target_threshold(request.run, chosen, request.coverage)
+    rule = None
+    if request.coverage is not None or request.max_error is not None:
+        rule = reject.choose_rule(request.run, chosen, request.coverage, request.max_error)
+        threshold = rule.threshold
     folder = None if request.rejected_dir is None else Path(request.rejected_dir)
     if folder is not None:
         reject.check_folder(folder, request.images)
@@ -97,6 +104,7 @@ def predict(request: Request, reporter: Reporter) -> Predicted:
     if threshold is not None:
         found.accepted = reject.accept(outputs, chosen, threshold)
         found.rule = reject.describe_rule(chosen, threshold)
+        found.max_error_rule = rule if request.max_error is not None else None
     column = None if in_predictions else chosen
     table = predictions_csv(found.paths, model.classes, outputs, found.accepted, column)
     write_output(request.out, table)

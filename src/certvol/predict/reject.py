@@ -1,14 +1,15 @@
 """Choose which images to accept by a measure of certainty, and collect the others for a person.
 
 A threshold is in the measure's own units. `--coverage` sets it on the run's own target, without
-labels: it is the value that this share of the target images reaches.
+labels: it is the value that this share of the target images reaches. `--max-error` sets it by
+reviewed labels.
 """
 
-import csv
 import math
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,29 +18,38 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
+from certvol.predict.max_error import IN_PREDICTIONS as IN_PREDICTIONS
+from certvol.predict.max_error import target_values, threshold_for
 from certvol.predict.measure import threshold_at
-from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_outside
-from certvol.runs.tables import csv_text, label_cell, path_cell, read_column, write_text
+from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES
 from certvol.settings import nearest
 
 LONGEST_NAME = 100
 INDEX = "index.csv"
-IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
 
 
 def check_options(
-    coverage: float | None, min_certainty: float | None, rejected_dir: str | None
+    coverage: float | None,
+    min_certainty: float | None,
+    rejected_dir: str | None,
+    max_error: float | None = None,
 ) -> None:
     if coverage is not None and not 0 < coverage <= 1:
         raise UserError(f"--coverage must be above 0 and at most 1, found {coverage}")
     if min_certainty is not None and not math.isfinite(min_certainty):
         raise UserError(f"--min-certainty must be a number, found {min_certainty}")
-    if coverage is not None and min_certainty is not None:
-        raise UserError("--coverage and --min-certainty both set the threshold; give one of them")
-    if rejected_dir is not None and coverage is None and min_certainty is None:
-        raise UserError("--rejected-dir needs --coverage or --min-certainty; add one of them")
+    if max_error is not None and not 0 < max_error < 1:
+        raise UserError(f"--max-error must lie between 0 and 1, found {max_error}")
+    options = {"--coverage": coverage, "--min-certainty": min_certainty, "--max-error": max_error}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} both set the threshold; give one of them")
+    if rejected_dir is not None and not given:
+        raise UserError(
+            "--rejected-dir needs --coverage, --min-certainty or --max-error; add one of them"
+        )
 
 
 def choose_measure(name: str | None, has_sigma: bool) -> str:
@@ -56,27 +66,41 @@ def choose_measure(name: str | None, has_sigma: bool) -> str:
     return name
 
 
-def target_threshold(run: str | Path, measure: str, coverage: float) -> float:
-    """Return the threshold that accepts this share of the run's own target."""
-    folder = RunFolder(run)
-    # predictions.csv rounds the probability.
-    table = folder.predictions if measure == "sigma" else folder.measures
-    if not table.exists():
-        raise UserError(f"--coverage by {measure} needs {table}, which is missing")
-    try:
-        cells = read_column(table, measure)
-        values_N = np.array([float(cell) for cell in cells], dtype=np.float32)
-        if len(values_N) == 0 or not np.isfinite(values_N).all():
-            raise ValueError(f"no numbers under `{measure}`")
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"the table {table} is damaged: {error}") from None
-    return threshold_at(measure, values_N, coverage)
+@dataclass(frozen=True)
+class Rule:
+    """Accept an image whose measure is at least as certain as the threshold."""
+
+    measure: str
+    threshold: float
+    """In the measure's own units."""
+    coverage: float
+    """Share of the run's target that it accepts."""
+    max_error: float | None = None
+    """Limit of the error among accepted images, with 95 % confidence; None if not asked for."""
+
+
+def choose_rule(
+    run: str | Path, measure: str, coverage: float | None = None, max_error: float | None = None
+) -> Rule:
+    """Set the threshold by a share of the run's target, or by the labels in RUN/review.csv."""
+    if max_error is not None:
+        threshold, share = threshold_for(run, measure, max_error)
+        return Rule(measure, threshold, share, max_error)
+    if coverage is None:
+        raise UserError("give a coverage or a maximum error")
+    values_N = target_values(run, measure, "--coverage")
+    threshold = threshold_at(measure, values_N, coverage)
+    return Rule(measure, threshold, float(is_certain(values_N, measure, threshold).mean()))
 
 
 def accept(outputs: Outputs, measure: str, threshold: float) -> NDArray[np.bool_]:
     """Return which images are at least as certain as the threshold."""
+    return is_certain(outputs.measures[measure], measure, threshold)
+
+
+def is_certain(values_N: NDArray[np.float32], measure: str, threshold: float) -> NDArray[np.bool_]:
     least = certainty(measure, np.array([threshold], dtype=np.float32))[0]
-    return np.asarray(certainty(measure, outputs.measures[measure]) >= least)
+    return np.asarray(certainty(measure, values_N) >= least)
 
 
 def describe_rule(measure: str, threshold: float) -> str:

@@ -114,6 +114,8 @@ class RunFolder:
         self.verdict = self.path / "verdict.json"
         self.measures = self.path / "measures.csv"
         self.evaluation = self.path / "evaluation.json"
+        self.review = self.path / "review.csv"
+        self.guesses = self.path / "review.safetensors"
         self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)
         self.projection = self.checkpoints.folder / "projection.safetensors"

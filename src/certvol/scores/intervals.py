@@ -224,15 +224,21 @@ def _labels_for_any(
 ) -> int | None:
     """Return how many labels in total should allow some threshold, at the error rates seen so far.
 
-    Half an error more than was seen keeps a few right labels from promising too much.
+    Half an error more than was seen keeps a few right labels from promising too much; without any
+    promise by that, the rates count as they are. Without labels, this is the number that allows a
+    threshold if all are right.
     """
+    labels = len(certainty_n)
+    if labels == 0:
+        return labels_to_reach(0, risk, confidence)
     errors_n = wrong_n[np.argsort(-certainty_n, kind="stable")].cumsum()
-    count_n = np.arange(1, len(errors_n) + 1)
-    found = set()
-    for share in np.linspace(0.1, 1, 10):
-        last = math.ceil(share * len(errors_n)) - 1
-        if last >= 0:
-            rate = (errors_n[last] + 0.5) / (count_n[last] + 1)
-            if (needed := labels_to_reach(float(rate), risk, confidence)) is not None:
-                found.add(math.ceil(needed / share))
-    return min(found, default=None)
+    for more in (0.5, 0.0):
+        found = set()
+        for share in np.linspace(0.1, 1, 10):
+            count = math.ceil(share * labels)
+            rate = (float(errors_n[count - 1]) + more) / (count + 2 * more)
+            if (needed := labels_to_reach(rate, risk, confidence)) is not None:
+                found.add(max(labels + 1, math.ceil(needed / share)))
+        if found:
+            return min(found)
+    return None

@@ -1,0 +1,129 @@
+"""Thresholds that keep the error among accepted images below a limit, from reviewed images.
+
+`certvol review RUN` collects the labels. Only random ones judge the model: a threshold that they
+allow holds with 95 % confidence on the run's target. An image that shows none of the classes, or
+that the reviewer could not tell, counts as an error, so the limit holds whatever it shows.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from certvol.data.folders import printable
+from certvol.errors import UserError
+from certvol.predict.forward import certainty
+from certvol.progress import percent
+from certvol.runs.folder import RunFolder
+from certvol.runs.review_labels import Review, clean_path, read_review
+from certvol.runs.tables import label_cell, read_column
+from certvol.scores import intervals
+from certvol.scores.intervals import RiskThreshold
+
+IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The random images with an answer: their rows in predictions.csv, and what was said."""
+
+    rows_n: NDArray[np.int64]
+    wrong_n: Flags
+    """Whether the answer differs from the predicted class."""
+    unsure_n: Flags
+    """Whether the reviewer could not tell."""
+
+    @property
+    def errors_n(self) -> Flags:
+        """What counts as an error for a threshold."""
+        return self.wrong_n | self.unsure_n
+
+
+def judge(reviews: Sequence[Review], paths: Sequence[str], labels: Sequence[str]) -> Judged:
+    """Compare the random reviews with the rows of predictions.csv; other paths are left out."""
+    row_of = {clean_path(path): row for row, path in enumerate(paths)}
+    known = [each for each in reviews if each.kind == "random" and each.path in row_of]
+    rows = [row_of[each.path] for each in known]
+    wrong = [
+        each.label is None or label_cell(each.label) != labels[row]
+        for each, row in zip(known, rows, strict=True)
+    ]
+    unsure_n = np.array([each.answer == "unsure" for each in known], dtype=np.bool_)
+    return Judged(
+        np.array(rows, dtype=np.int64), np.array(wrong, dtype=np.bool_) & ~unsure_n, unsure_n
+    )
+
+
+def target_values(run: str | Path, measure: str, option: str) -> NDArray[np.float32]:
+    """Return a measure of every target image of a run, in the order of predictions.csv."""
+    folder = RunFolder(run)
+    # predictions.csv rounds the probability.
+    table = folder.predictions if measure == "sigma" else folder.measures
+    if not table.exists():
+        raise UserError(f"{option} by {measure} needs {table}, which is missing")
+    try:
+        values_N = np.array([float(cell) for cell in read_column(table, measure)], dtype=np.float32)
+        if len(values_N) == 0 or not np.isfinite(values_N).all():
+            raise ValueError(f"no numbers under `{measure}`")
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"the table {table} is damaged: {error}") from None
+    return values_N
+
+
+def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
+    """Return the threshold that the labels of a run allow, and the share of the target it accepts.
+
+    The threshold is in the measure's units. If the labels allow none, a UserError says how many
+    should.
+    """
+    folder = RunFolder(run)
+    if not folder.review.exists():
+        raise UserError(
+            f"--max-error needs labels of some target images, and {folder.review} does not exist; "
+            f"label images with `certvol review {folder.path}`"
+        )
+    values_N = certainty(measure, target_values(run, measure, "--max-error"))
+    try:
+        paths, labels = (read_column(folder.predictions, name) for name in ("path", "label"))
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise UserError(f"the table {folder.predictions} is damaged: {error}") from None
+    judged = judge(read_review(folder.review), paths, labels)
+    found = in_units(measure, values_N, judged, max_error)
+    if found.threshold is None:
+        raise UserError(_refusal(found, folder, max_error, len(values_N)))
+    return found.threshold, found.coverage
+
+
+def in_units(
+    measure: str, certainty_N: NDArray[np.float32], judged: Judged, max_error: float
+) -> RiskThreshold:
+    """Choose a threshold on the certainty of all images, and write it in the measure's units."""
+    found = intervals.risk_threshold(
+        certainty_N, certainty_N[judged.rows_n], judged.errors_n, max_error
+    )
+    if found.threshold is None:
+        return found
+    value = float(certainty(measure, np.array([found.threshold], dtype=np.float32))[0])
+    return RiskThreshold(
+        value, found.coverage, found.labels, found.errors, found.bound, found.needed
+    )
+
+
+def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:
+    text = f"the random labels in {run.review} do not allow a --max-error of {percent(max_error)} %"
+    if found.labels:
+        text += (
+            f": of the {found.labels} that are about the most certain images, {found.errors} say "
+            f"that the model is wrong, so its error there may be {percent(found.bound)} %"
+        )
+    if found.needed is None:
+        return f"{text}. More labels would hardly help; give a larger --max-error"
+    text += f". About {found.needed} random labels should"
+    if found.needed > images:
+        return f"{text}, but the target has {images} images only; give a larger --max-error"
+    command = f"certvol review {printable(str(run.path))} --labels {found.needed}"
+    return f"{text}; label more with `{command}`"

@@ -1,0 +1,102 @@
+"""What `certvol review` does: serve the page, export images to label, import labels."""
+
+import secrets
+import webbrowser
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from certvol.data.folders import printable
+from certvol.errors import UserError
+from certvol.progress import Reporter
+from certvol.review.estimates import Estimates, estimate, sentences
+from certvol.review.exchange import export, read_answers
+from certvol.review.guesses import make_guesses, stored_guesses
+from certvol.review.labels_file import opened
+from certvol.review.session import Session
+from certvol.review.target import find_images, open_target
+from certvol.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Request:
+    run: str
+    labels: int
+    risk: float
+    images: str | None
+    device: str
+
+
+def label(
+    request: Request, port: int | None, opens_browser: bool, reporter: Reporter
+) -> Iterator[str]:
+    """Serve the page until Ctrl-C; yield the lines to print."""
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise UserError(
+            f"the page needs {' and '.join(missing)}: `pip install 'certvol[review]'`; or label in "
+            "another tool with --export and --import"
+        )
+    from certvol.review import server
+
+    target = open_target(request.run)
+    files = find_images(target, request.images)
+    items = target.queue(request.labels)
+    gone = sum(files[item.row] is None for item in items)
+    if gone:
+        reporter.warn(f"{gone} of the {len(items)} images to label are gone")
+    with opened(target.run, target.classes) as labels:
+        rows = [item.row for item in items]
+        rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]
+        guesses = make_guesses(target, rows, files, request.device, reporter)
+        session = Session(target, items, files, guesses, labels, request.risk)
+        token = secrets.token_urlsafe(16)
+        with server.listen(port) as listener:
+            address = f"http://{server.HOST}:{listener.getsockname()[1]}/{token}/"
+            yield f"label here: {address}"
+            yield "answers are saved at once; press Ctrl-C to end"
+            if opens_browser:
+                webbrowser.open(address)
+            server.serve(session, listener, token)
+        yield from summary(target.run, session.estimates())
+
+
+def export_tasks(run: str, labels: int, out: str) -> Iterator[str]:
+    target = open_target(run)
+    items = target.queue(labels)
+    places = [printable(str(place)) for place in export(target, items, out)]
+    yield f"{len(items)} images to label: {places[0]}"
+    if len(places) > 1:
+        yield f"labelling interface for Label Studio: {places[1]}"
+    yield f"then: certvol review {printable(run)} --import LABELS"
+
+
+def import_answers(run: str, file: str, risk: float) -> Iterator[str]:
+    target = open_target(run)
+    reviews = read_answers(file, target)
+    with opened(target.run, target.classes) as labels:
+        new = [each for each in reviews if labels.answer_of(each.path) != each]
+        changed = sum(labels.answer_of(each.path) is not None for each in new)
+        if new:
+            labels.add(*new)
+        before_N = stored_guesses(target).before_N(target)
+        found = estimate(target, labels.reviews, risk, before_N)
+    kinds = [each.kind for each in new]
+    yield (
+        f"{len(new)} new labels ({kinds.count('random')} random, {kinds.count('chosen')} chosen)"
+        + (f", of which {changed} replace earlier ones" if changed else "")
+    )
+    if "random" not in [each.kind for each in reviews]:
+        yield "without a column `kind`, labels count as chosen: they train, but judge nothing"
+    yield from summary(target.run, found)
+
+
+def summary(run: RunFolder, found: Estimates) -> Iterator[str]:
+    words = sentences(found)
+    yield f"{found.random} random and {found.chosen} chosen images labelled: {run.review}"
+    if found.random:
+        yield f"accuracy: {words['accuracy']}"
+        if words["before"]:
+            yield f"before adaptation: {words['before']}"
+        yield words["threshold"]
+        if words["more"]:
+            yield words["more"]

@@ -1,0 +1,132 @@
+"""What the labels say about the model: accuracy, a threshold, and how many more labels to give.
+
+Only random images count. Images that the reviewer cannot tell are left out of the accuracy, and
+count as errors for the threshold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from certvol.predict.max_error import in_units, judge
+from certvol.progress import percent
+from certvol.review.target import ReviewTarget
+from certvol.runs.review_labels import Review
+from certvol.runs.tables import label_cell
+from certvol.scores.intervals import Interval, RiskThreshold, labels_to_halve, stratified
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Figures of the run's model on its target, with 95 % confidence."""
+
+    images: int
+    """Images of the target."""
+    random: int
+    """Random images with an answer."""
+    chosen: int
+    none: int
+    """Answers that the image shows none of the classes."""
+    unsure: int
+    """Random images that the reviewer could not tell."""
+    accuracy: Interval
+    before: Interval | None
+    """Accuracy of the model before adaptation; None if its predictions are not known."""
+    to_halve: int
+    """How many more random labels should halve the interval."""
+    measure: str
+    risk: float
+    threshold: RiskThreshold
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as JSON can hold them: null for what is not known."""
+
+        def plain(interval: Interval | None) -> dict[str, float] | None:
+            known = interval is not None and np.isfinite(interval.estimate)
+            return interval._asdict() if interval is not None and known else None
+
+        return {
+            **asdict(self),
+            "accuracy": plain(self.accuracy),
+            "before": plain(self.before),
+            "sentences": sentences(self),
+        }
+
+
+def estimate(
+    target: ReviewTarget,
+    reviews: Sequence[Review],
+    risk: float,
+    before_N: Indices | None = None,
+) -> Estimates:
+    """Estimate from the reviews; `before_N` predicts before adaptation, -1 where not known."""
+    cells = [label_cell(name) for name in target.classes]
+    predicted_N = target.predicted_N
+    judged = judge(reviews, target.paths, [cells[label] for label in predicted_N])
+    told_n = ~judged.unsure_n
+    rows_n = judged.rows_n[told_n]
+    counts = _counts(target, rows_n, ~judged.wrong_n[told_n])
+    before = None
+    if before_N is not None and len(rows_n) and (before_N[rows_n] >= 0).all():
+        earlier = judge(reviews, target.paths, [cells[label] for label in before_N])
+        before = stratified(*_counts(target, rows_n, ~earlier.wrong_n[told_n]))
+    known = [each for each in reviews if each.path in target.row_of]
+    return Estimates(
+        images=len(target.paths),
+        random=len(judged.rows_n),
+        chosen=sum(each.kind == "chosen" for each in known),
+        none=sum(each.answer == "none" for each in known),
+        unsure=int(judged.unsure_n.sum()),
+        accuracy=stratified(*counts),
+        before=before,
+        to_halve=labels_to_halve(*counts),
+        measure=target.measure,
+        risk=risk,
+        threshold=in_units(target.measure, target.certainty_N, judged, risk),
+    )
+
+
+def _counts(
+    target: ReviewTarget, rows_n: Indices, right_n: NDArray[np.bool_]
+) -> tuple[Indices, Indices, Indices]:
+    """Return right answers, answers and images of each stratum."""
+    stratum_n, size = target.stratum_N[rows_n], int(target.stratum_N.max()) + 1
+    right_H = np.bincount(stratum_n[right_n], minlength=size).astype(np.int64)
+    drawn_H = np.bincount(stratum_n, minlength=size).astype(np.int64)
+    return right_H, drawn_H, np.bincount(target.stratum_N, minlength=size).astype(np.int64)
+
+
+def sentences(found: Estimates) -> dict[str, str]:
+    """Put the figures into words, for the page and the console."""
+    words = {
+        "accuracy": _interval(found.accuracy),
+        "before": "" if found.before is None else _interval(found.before),
+        "threshold": _threshold(found),
+        "more": "",
+    }
+    if found.random and found.to_halve:
+        words["more"] = f"{found.to_halve} more random labels should halve the interval."
+    return words
+
+
+def _interval(interval: Interval) -> str:
+    if not np.isfinite(interval.estimate):
+        return "no random image has a label yet"
+    low, high = percent(interval.low, 0), percent(interval.high, 0)
+    return f"{percent(interval.estimate)} % (95 % interval: {low} to {high} %)"
+
+
+def _threshold(found: Estimates) -> str:
+    rule, limit = found.threshold, f"at most {percent(found.risk)} % wrong"
+    if rule.threshold is not None:
+        return f"accept {percent(rule.coverage)} % of the images, {limit} (95 % confidence)"
+    if rule.needed is None:
+        return f"{limit}: the most certain images are wrong too often so far"
+    if rule.needed > found.images:
+        return f"{limit}: the target has too few images to prove it"
+    return f"{limit}: not proved yet; about {rule.needed} random labels should do"

@@ -1,0 +1,86 @@
+"""Write RUN/review.csv: one line per answer, on the disk before the next image is shown."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from certvol.data.folders import printable
+from certvol.errors import UserError
+from certvol.files import held_alone, sync, sync_folder, write_atomically
+from certvol.runs.folder import RunFolder
+from certvol.runs.review_labels import COLUMNS, UNDONE, Review, read_review
+from certvol.runs.tables import csv_text, label_cell
+
+
+class LabelsFile:
+    """The answers of a run. Open it with `opened`, which keeps others from writing."""
+
+    def __init__(self, path: Path, classes: Sequence[str]) -> None:
+        self.path, self.classes = path, classes
+        self._answers: dict[str, Review] = {}
+        if path.exists():
+            _repair(path)
+            self._answers = {each.path: each for each in read_review(path, classes)}
+
+    @property
+    def reviews(self) -> list[Review]:
+        return list(self._answers.values())
+
+    def answer_of(self, path: str) -> Review | None:
+        return self._answers.get(path)
+
+    def add(self, *reviews: Review) -> None:
+        """Append answers; when this returns, they are on the disk."""
+        self._append([_cells(each) for each in reviews])
+        for each in reviews:
+            # An answer given again moves to the end: the last one is the first to be undone.
+            self._answers.pop(each.path, None)
+            self._answers[each.path] = each
+
+    def undo(self, path: str) -> None:
+        """Take back the answer about an image."""
+        self._append([(path, "", UNDONE, self._answers[path].kind)])
+        del self._answers[path]
+
+    def _append(self, rows: Sequence[Sequence[str]]) -> None:
+        text = "".join(csv_text(row, ()) for row in rows)
+        try:
+            is_new = not self.path.exists() or self.path.stat().st_size == 0
+            with self.path.open("ab", buffering=0) as file:
+                if is_new:
+                    text = csv_text(COLUMNS, ()) + text
+                file.write(text.encode("utf-8", "surrogateescape"))
+                sync(file)
+            if is_new:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write {printable(str(self.path))}: {reason}") from None
+
+
+@contextmanager
+def opened(run: RunFolder, classes: Sequence[str]) -> Iterator[LabelsFile]:
+    """Open RUN/review.csv for writing; refuse if another process does."""
+    refusal = (
+        f"another process is reviewing the run {printable(str(run.path))}; wait for it, or label "
+        "with --export and --import instead"
+    )
+    with held_alone(run.path / "review.lock", refusal):
+        yield LabelsFile(run.review, classes)
+
+
+def _repair(path: Path) -> None:
+    """Bring a file into the usual form, so that lines can be appended to it.
+
+    A killed process may have left it with a torn last line, and a spreadsheet with other columns.
+    """
+    data, header = path.read_bytes(), ",".join(COLUMNS).encode()
+    if data.startswith(header + b"\n") and data.endswith(b"\n") and b"\r" not in data:
+        return
+    reviews = [] if header.startswith(data) else read_review(path)
+    rows = [_cells(each) for each in reviews]
+    write_atomically(path, csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape"))
+
+
+def _cells(review: Review) -> tuple[str, str, str, str]:
+    return review.path, label_cell(review.label or ""), review.answer, review.kind

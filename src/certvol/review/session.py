@@ -1,0 +1,128 @@
+"""The state of a review: the queue, the answers so far and the figures they give."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from certvol.data.decoding import UnreadableImage, decode, read_file
+from certvol.data.folders import printable
+from certvol.review.estimates import Estimates, estimate
+from certvol.review.guesses import Guesses
+from certvol.review.labels_file import LabelsFile
+from certvol.review.queue import Item
+from certvol.review.target import ReviewTarget
+from certvol.runs.review_labels import ANSWERS, Review
+
+LARGEST_SIDE = 1200  # of an image that is sent to the page
+QUALITY = 88
+
+
+class BadAnswer(ValueError):
+    """An answer that does not fit the queue or the classes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """`items` and `files` belong together; `files` has the file of each row of the target."""
+
+    target: ReviewTarget
+    items: Sequence[Item]
+    files: Sequence[str | None]
+    guesses: Guesses
+    labels: LabelsFile
+    risk: float
+
+    def __post_init__(self) -> None:
+        """Count images as random that were labelled as chosen before they were drawn."""
+        drawn = [self.target.paths[item.row] for item in self.items if item.kind == "random"]
+        answers = [answer for path in drawn if (answer := self.labels.answer_of(path)) is not None]
+        changed = [replace(each, kind="random") for each in answers if each.kind == "chosen"]
+        if changed:
+            self.labels.add(*changed)
+
+    def estimates(self) -> Estimates:
+        before_N = self.guesses.before_N(self.target)
+        return estimate(self.target, self.labels.reviews, self.risk, before_N)
+
+    def page_data(self) -> dict[str, Any]:
+        """Return what the page shows: classes, images in order, answers, figures."""
+        likeliest = self.guesses.likeliest(self.target)
+        first = [[int(label)] for label in self.target.predicted_N]
+        return {
+            "run": self.target.record.name,
+            "path": printable(str(self.target.run.path)),
+            "classes": [printable(name) for name in self.target.classes],
+            "images": len(self.target.paths),
+            "items": [
+                {
+                    "kind": item.kind,
+                    "name": printable(Path(self.target.paths[item.row]).name),
+                    "likeliest": likeliest.get(item.row, first[item.row]),
+                    "answer": self._answer(item),
+                }
+                for item in self.items
+            ],
+            "estimates": self.estimates().data(),
+        }
+
+    def _answer(self, item: Item) -> dict[str, Any] | None:
+        review = self.labels.answer_of(self.target.paths[item.row])
+        if review is None:
+            return None
+        label = None if review.label is None else self.target.classes.index(review.label)
+        return {"answer": review.answer, "label": label}
+
+    def item(self, number: Any) -> Item:
+        if type(number) is not int or not 0 <= number < len(self.items):
+            raise BadAnswer("there is no such image")
+        return self.items[number]
+
+    def give(self, number: Any, answer: Any, label: Any) -> None:
+        """Store an answer about an image of the queue; `label` is the number of a class."""
+        item = self.item(number)
+        if not isinstance(answer, str) or answer not in ANSWERS:
+            raise BadAnswer("there is no such answer")
+        name = None
+        if answer == "class":
+            if type(label) is not int or not 0 <= label < len(self.target.classes):
+                raise BadAnswer("there is no such class")
+            name = self.target.classes[label]
+        self.labels.add(Review(self.target.paths[item.row], name, item.kind, ANSWERS[answer]))
+
+    def undo(self) -> int | None:
+        """Take back the last answer to an image of the queue; return the image's number."""
+        numbers = {self.target.paths[item.row]: i for i, item in enumerate(self.items)}
+        last = next((each for each in reversed(self.labels.reviews) if each.path in numbers), None)
+        if last is None:
+            return None
+        self.labels.undo(last.path)
+        return numbers[last.path]
+
+    def picture(self, number: int) -> bytes | None:
+        """Return an image of the queue as WebP, small enough for a page; None if unreadable."""
+        file = self.files[self.item(number).row]
+        most = self.target.record.settings.get("data.max_megapixels")
+        return None if file is None else _encoded(file, float(most or 179.0))
+
+
+@lru_cache(maxsize=32)
+def _encoded(file: str, max_megapixels: float) -> bytes | None:
+    try:
+        pixels_HWC = decode(read_file(Path(file), max_megapixels)[0], None, max_megapixels)
+    except UnreadableImage:
+        return None
+    image = Image.fromarray(np.ascontiguousarray(pixels_HWC))
+    small = max(image.size) <= 64
+    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    data = io.BytesIO()
+    if small:
+        image.save(data, "WEBP", lossless=True)
+    else:
+        image.save(data, "WEBP", quality=QUALITY, method=2)
+    return data.getvalue()

@@ -1,0 +1,115 @@
+"""The target images of a run as a reviewer needs them: what is predicted, and where they are."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from certvol.data.feature_files import is_feature_file
+from certvol.data.folders import printable, scan
+from certvol.errors import UserError
+from certvol.predict.forward import certainty
+from certvol.predict.max_error import target_values
+from certvol.predict.reject import choose_measure
+from certvol.report.records import Features, Record, read_record
+from certvol.review.queue import Item, random_order, strata, useful_order
+from certvol.runs.folder import RunFolder
+from certvol.runs.review_labels import clean_path
+
+
+@dataclass(frozen=True, eq=False)
+class ReviewTarget:
+    """The images of a complete run. The labels that the target may have stay unread."""
+
+    run: RunFolder
+    record: Record
+    measure: str
+    """The certainty that orders the images."""
+    certainty_N: NDArray[np.float32]
+
+    @property
+    def classes(self) -> list[str]:
+        return self.record.classes
+
+    @cached_property
+    def paths(self) -> list[str]:
+        assert self.record.images is not None
+        return [clean_path(path) for path in self.record.images.paths]
+
+    @property
+    def predicted_N(self) -> NDArray[np.int64]:
+        assert self.record.images is not None
+        return self.record.images.predicted_N
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        return {path: row for row, path in enumerate(self.paths)}
+
+    @property
+    def seed(self) -> int:
+        seed = self.record.settings.get("training.seed")
+        return seed if isinstance(seed, int) else 0
+
+    @property
+    def features(self) -> Features | None:
+        return self.record.features
+
+    @cached_property
+    def stratum_N(self) -> NDArray[np.int64]:
+        return strata(self.certainty_N)
+
+    def queue(self, labels: int) -> list[Item]:
+        """Return `labels` random images, then as many chosen ones; the same for every call."""
+        drawn = random_order(self.stratum_N, self.seed)[:labels].tolist()
+        assert self.record.images is not None
+        measures = self.record.images.measures
+        uncertainty_N = measures.get("entropy", -measures["probability"])
+        chosen = useful_order(
+            labels, uncertainty_N, self.predicted_N, self.features, drawn, self.seed
+        )
+        return [Item(row, "random") for row in drawn] + [
+            Item(row, "chosen") for row in chosen.tolist()
+        ]
+
+
+def open_target(run: str | Path) -> ReviewTarget:
+    """Read a complete run."""
+    record = read_record(run)
+    folder = RunFolder(record.path)
+    if not folder.finished or record.images is None:
+        raise UserError(
+            f"the run {printable(str(run))} is not complete; resume it with "
+            f"`certvol adapt --resume {printable(str(run))}`"
+        )
+    measure = choose_measure(None, "sigma" in record.images.measures)
+    values_N = target_values(folder.path, measure, "a review")
+    return ReviewTarget(folder, record, measure, certainty(measure, values_N))
+
+
+def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | None]:
+    """Return the file of every image, or None if it is gone.
+
+    Only files that listing the folder finds are used: a path in a stranger's run opens nothing.
+    """
+    place = Path(images) if images is not None else target.record.target
+    shown = printable(str(place))
+    if place is None or (images is None and is_feature_file(place)):
+        raise UserError(
+            f"the run was made from the features in {shown}, which hold no pictures; give the "
+            "folder of the images with --images FOLDER, or use --export and --import"
+        )
+    if not place.is_dir():
+        raise UserError(
+            f"the target images are not in {shown} any more; give their folder with --images FOLDER"
+        )
+    listing = scan(place)
+    file_of = {clean_path(path): listing.file(i).path for i, path in enumerate(listing.paths)}
+    files = [file_of.get(path) for path in target.paths]
+    if not any(files):
+        raise UserError(
+            f"{shown} holds none of the run's {len(files)} target images (such as "
+            f"{printable(target.paths[0])}); give the folder that they lie in with --images FOLDER"
+        )
+    return files

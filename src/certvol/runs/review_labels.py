@@ -1,0 +1,136 @@
+"""Read RUN/review.csv: what a person said about target images.
+
+A line per answer: `path,label,answer,kind`. Path and label are written as in predictions.csv.
+
+    answer   class    the image shows `label`
+             none     it shows none of the classes; `label` is empty
+             unsure   the person cannot tell; `label` is empty
+             undone   takes back the earlier answer about this path
+    kind     random   drawn at random, so it may judge a model
+             chosen   chosen because its label helps training; it judges nothing
+
+The last answer about a path counts. The columns `answer` and `kind` may be left out: a plain table
+`path,label` holds classes of chosen images.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from certvol.data.folders import printable, reason_of
+from certvol.errors import UserError
+from certvol.runs.tables import label_cell, path_cell
+from certvol.settings import nearest
+
+Answer = Literal["class", "none", "unsure"]
+Kind = Literal["random", "chosen"]
+ANSWERS: dict[str, Answer] = {word: word for word in get_args(Answer)}
+KINDS: dict[str, Kind] = {word: word for word in get_args(Kind)}
+UNDONE = "undone"
+COLUMNS = ("path", "label", "answer", "kind")
+
+
+@dataclass(frozen=True)
+class Review:
+    """An answer about one image."""
+
+    path: str
+    """As in predictions.csv; compare it with `path_cell(path)` of an image."""
+    label: str | None
+    """The class; None if the answer is `none` or `unsure`."""
+    kind: Kind = "chosen"
+    answer: Answer = "class"
+
+
+def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[Review]:
+    """Read the answers that count, in the order in which they were given.
+
+    With `classes`, an unknown label is a UserError. A last line that a killed process left torn
+    does not count.
+    """
+    shown = printable(str(path))
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"there is no file {shown}; `certvol review RUN` writes it") from None
+    except OSError as error:
+        raise UserError(f"cannot read {shown}: {reason_of(error)}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{shown} is not UTF-8; save it as UTF-8") from None
+    return parse_review(text, shown, classes)
+
+
+def parse_review(
+    text: str, shown: str, classes: Sequence[str] | None = None, may_be_open: bool = False
+) -> list[Review]:
+    """Parse the content of a review file; `shown` names it in errors.
+
+    With `may_be_open`, rows that are not filled in yet are left out.
+    """
+    names = None if classes is None else {label_cell(name): name for name in classes}
+    try:
+        header, *rows = filter(None, csv.reader(io.StringIO(text, newline=""))) or [[]]
+    except (csv.Error, ValueError) as error:
+        found = "it is empty" if isinstance(error, ValueError) else str(error)
+        raise UserError(f"{shown} is not a table of reviewed images: {found}") from None
+    if not {"path", "label"} <= set(header) or len(set(header)) < len(header):
+        raise UserError(f"{shown} should have the columns path,label, found {','.join(header)}")
+    torn = not text.endswith(("\n", "\r"))
+    found_by_path: dict[str, Review] = {}
+    for number, row in enumerate(rows, start=2):
+        where = f"row {number} of {shown}"
+        try:
+            if len(row) != len(header) or (torn and row is rows[-1] and not row[-1]):
+                raise UserError(f"{where} has {len(row)} cells instead of {len(header)}")
+            cells = dict(zip(header, row, strict=True))
+            if may_be_open and not cells["label"] and not cells.get("answer"):
+                continue
+            review = _review(cells, where, names)
+        except UserError:
+            if torn and row is rows[-1]:
+                break
+            raise
+        place = clean_path(row[header.index("path")])
+        found_by_path.pop(place, None)
+        if review is not None:
+            found_by_path[place] = review
+    return list(found_by_path.values())
+
+
+def clean_path(cell: str) -> str:
+    """Write a path as predictions.csv does, which has `./` only before a formula sign."""
+    return path_cell(cell.removeprefix("./"))
+
+
+def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> Review | None:
+    """Return the review in a row; None if it takes one back."""
+    path, label = clean_path(cells["path"]), cells["label"]
+    answer, kind = cells.get("answer") or "class", cells.get("kind") or "chosen"
+    if not path:
+        raise UserError(f"{where} has no path")
+    if kind not in KINDS:
+        raise UserError(f"{where} has the kind `{printable(kind)}`; expected random or chosen")
+    if answer == UNDONE:
+        return None
+    if answer not in ANSWERS:
+        known = ", ".join((*ANSWERS, UNDONE))
+        raise UserError(f"{where} has the answer `{printable(answer)}`; expected one of {known}")
+    if answer != "class":
+        return Review(path, None, KINDS[kind], ANSWERS[answer])
+    if names is not None:
+        label = _class_name(label, where, names)
+    if not label:
+        raise UserError(f"{where} has no label; give a class, or the answer none or unsure")
+    return Review(path, label, KINDS[kind])
+
+
+def _class_name(label: str, where: str, names: dict[str, str]) -> str:
+    """Return the class that a cell means, with or without the mark before a formula sign."""
+    found = names.get(label, names.get(label_cell(label)))
+    if found is None:
+        hint = nearest(label, list(names.values()))
+        raise UserError(f"{where}: `{printable(label)}` is not a class of the run{hint}")
+    return found

@@ -1,0 +1,144 @@
+"""Labels from other tools."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from certvol.cli._main import run
+from certvol.errors import UserError
+from certvol.review.exchange import NONE_WORDS, UNSURE_WORDS, export, read_answers
+from certvol.review.target import ReviewTarget, open_target
+from certvol.runs.review_labels import Review, read_review
+from support.commands import refused
+from support.made_runs import MadeRun
+from support.reviews import made_for_review
+
+CLASSES = ["apple", '<b> & "quotes"', "=sky"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
+    names = [f"{i}.png" for i in range(30)] + ["=a.png", "sp ace/ü?.png"]
+    root = tmp_path_factory.mktemp("made")
+    return made_for_review(root, 32, classes=CLASSES, names=names)
+
+
+@pytest.fixture
+def target(made: MadeRun) -> ReviewTarget:
+    return open_target(made.path)
+
+
+def annotated(tasks: list[dict[str, Any]], words: list[str | None]) -> list[dict[str, Any]]:
+    """Answer tasks as Label Studio's export does."""
+    for number, (task, word) in enumerate(zip(tasks, words, strict=True)):
+        result = [] if word is None else [{"value": {"choices": [word]}, "type": "choices"}]
+        task |= {"id": number, "annotations": [{"result": result, "was_cancelled": word is None}]}
+    return tasks
+
+
+def test_tasks_come_back_with_their_kinds(target: ReviewTarget, tmp_path: Path) -> None:
+    items = target.queue(16)
+    places = export(target, items, tmp_path / "tasks.json")
+    tasks = json.loads(places[0].read_text())
+    assert [task["data"]["path"] for task in tasks] == [target.paths[i.row] for i in items]
+    guess = tasks[0]["predictions"][0]["result"][0]["value"]["choices"]
+    assert guess == [CLASSES[target.predicted_N[items[0].row]]]
+    words = [CLASSES[0], CLASSES[1], CLASSES[2], NONE_WORDS, UNSURE_WORDS, None]
+    words += ["apple"] * (len(items) - 6)
+    answered = tmp_path / "answered.json"
+    answered.write_text(json.dumps(annotated(tasks, words)))
+    found = read_answers(answered, target)
+    assert len(found) == len(items) - 1
+    assert [each.answer for each in found[:5]] == ["class", "class", "class", "none", "unsure"]
+    assert [each.label for each in found[:3]] == CLASSES
+    kinds = [item.kind for i, item in enumerate(items) if i != 5]
+    assert [each.kind for each in found] == kinds
+
+
+def test_the_labelling_interface_names_every_class(target: ReviewTarget, tmp_path: Path) -> None:
+    place = export(target, target.queue(4), tmp_path / "tasks.json")[1]
+    view = ElementTree.parse(place).getroot()
+    names = [choice.get("value") for choice in view.iter("Choice")]
+    assert names == [*CLASSES, NONE_WORDS, UNSURE_WORDS]
+
+
+def test_addresses_are_quoted(target: ReviewTarget, tmp_path: Path) -> None:
+    tasks = json.loads(export(target, target.queue(32), tmp_path / "t.json")[0].read_text())
+    images = {task["data"]["path"]: task["data"]["image"] for task in tasks}
+    assert images["sp ace/ü?.png"] == "/data/local-files/?d=sp%20ace/%C3%BC%3F.png"
+    assert images["./=a.png"] == "/data/local-files/?d=%3Da.png"
+
+
+def test_the_short_json_and_tables_are_read(target: ReviewTarget, tmp_path: Path) -> None:
+    place = tmp_path / "answers"
+    place.write_text(
+        json.dumps(
+            [
+                {"path": "1.png", "kind": "random", "label": "apple"},
+                {"path": "2.png", "kind": "chosen", "label": {"choices": ["=sky"]}},
+                {"path": "3.png", "kind": "chosen"},
+            ]
+        )
+    )
+    expected = [Review("1.png", "apple", "random"), Review("2.png", "=sky", "chosen")]
+    assert read_answers(place, target) == expected
+    rows = ["1,1.png,apple,random", "2,./2.png,'=sky,", f"3,3.png,{NONE_WORDS},random", "4,4.png,,"]
+    place.write_text("\n".join(["id,path,label,kind", *rows]))
+    assert read_answers(place, target) == [*expected, Review("3.png", None, "random", "none")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\n1.png,aple\n", "`aple` of 1.png is not a class of the run; did you mean"),
+        ("path,label\nother.png,apple\n", "other.png, which is not a target image"),
+        ("path,label\n1.png,\n", "has no answers"),
+        ("{}", "not an export of Label Studio"),
+        ("[1]", "not an export of Label Studio"),
+        ('[{"data": {"path": "1.png", "kind": "x", "label": "apple"}}]', "neither random nor"),
+        ("[" * 100000, "not an export of Label Studio"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str, target: ReviewTarget, tmp_path: Path) -> None:
+    (tmp_path / "answers").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_answers(tmp_path / "answers", target)
+
+
+def test_the_command_exports_and_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_for_review(tmp_path, 40)
+    words = ["review", str(made.path), "--labels", "10"]
+    table = tmp_path / "tasks.csv"
+    assert run([*words, "--export", str(table)]) == 0
+    header, *rows = table.read_text().splitlines()
+    truth = dict(zip(made.names, made.true_N, strict=True))
+    filled = [row.replace(",,", f",{made.classes[truth[row.split(',')[0]]]},", 1) for row in rows]
+    table.write_text("\n".join([header, *filled]))
+    assert run([*words, "--import", str(table)]) == 0
+    said = capsys.readouterr().out
+    assert "20 new labels (10 random, 10 chosen)" in said
+    assert "accuracy: " in said
+    assert len(read_review(made.path / "review.csv", made.classes)) == 20
+    assert run([*words, "--import", str(table)]) == 0
+    assert "0 new labels" in capsys.readouterr().out
+    plain = tmp_path / "plain.csv"
+    plain.write_text(f"path,label\n{made.names[0]},{made.classes[0]}\n")
+    assert run([*words, "--import", str(plain)]) == 0
+    assert "count as chosen" in capsys.readouterr().out
+
+
+def test_mistakes_on_the_command_line_are_named(
+    made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["review", str(made.path)]
+    assert ".json or .csv" in refused(capsys, *words, "--export", str(tmp_path / "tasks.txt"))
+    assert "cannot read" in refused(capsys, *words, "--import", str(tmp_path / "none.csv"))
+    assert "--labels must be" in refused(capsys, *words, "--labels", "0")
+    assert "--risk must lie" in refused(capsys, *words, "--risk", "1")
+    assert "two steps" in refused(capsys, *words, "--import", "a", "--export", "b.json")
+    assert "is not a run" in refused(capsys, "review", str(tmp_path))
