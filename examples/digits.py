@@ -2,8 +2,8 @@
 # # Digits from start to end
 #
 # Labelled digits drawn from fonts, handwritten digits without labels: adapt, predict, and see what
-# sigma is worth. It takes twenty seconds of a CPU core and downloads nothing. Replace the two folders
-# by yours.
+# sigma is worth. It takes twenty seconds of a CPU core and downloads nothing. Replace the two
+# folders by yours.
 
 # %%
 import csv

@@ -1,8 +1,8 @@
 """Render the scripts of examples/ as pages, with what they print.
 
-A script is split at its `# %%` lines. Cells marked `[markdown]` are text. The others are code, which
-is run in order, and the output of each stands below it. Outputs are kept in build/examples until
-the script or the package changes.
+A script is split at its `# %%` lines. Cells marked `[markdown]` are text. The others are code,
+which is run in order, and the output of each stands below it. Outputs are kept in build/examples
+until the script or the package changes.
 """
 
 import ast
