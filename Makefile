@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test check wheel chaos browser setup setup-dev lint hooks clean
+.PHONY: demo test check docs wheel chaos browser setup setup-dev lint hooks clean
 
 demo: setup
 	$(BIN)/certvol demo --out demo --seed 0
@@ -12,7 +12,7 @@ demo: setup
 
 # All checks, as CI runs them, and the share of each module's lines that the tests reach.
 test: export CERTVOL_SCREENSHOTS ?= $(CURDIR)/build/screenshots
-test: lint wheel browser
+test: lint docs wheel browser
 	$(PYTEST) --cov --cov-report term
 
 # The fast checks, in under three minutes.
@@ -25,6 +25,11 @@ lint: setup-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+# Build the site in build/site; warnings are errors, and every link is checked.
+docs: setup-dev
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python tools/check_site.py build/site
 
 # Build the sdist and the wheel in dist/, and use the wheel in an empty environment.
 wheel: setup-dev

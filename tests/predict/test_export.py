@@ -28,7 +28,7 @@ from certvol.predict.export_formats import FORMATS, METADATA_FILE, Exporter
 from certvol.settings import ModelConfig
 from support.images import tiny
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
 SIDE = 10  # of the squashed image, for a network of 8 pixels
 
 
@@ -132,13 +132,13 @@ def test_a_method_without_sigma_is_exported_with_logits_only(
     assert set(about["thresholds"]) == {"probability", "entropy", "logit", "logit_diff"}
 
 
-def test_the_snippet_of_the_readme_works_without_certvol(
+def test_the_snippet_of_the_guide_works_without_certvol(
     root: Path, onnx_file: Path, tmp_path: Path
 ) -> None:
     """The snippet as it stands there, in a process of its own."""
     (snippet,) = (
         block
-        for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
         if "onnxruntime" in block
     )
     assert len([line for line in snippet.splitlines() if line.strip()]) <= 20

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from certvol.progress import percent
 from certvol.report import page
 from certvol.report.records import MEASURES
 from support.browser import Browser, assert_quiet, open_report
@@ -80,6 +81,49 @@ def test_no_point_covers_the_value_beside_it(browser: Browser, tmp_path: Path, w
     assert (len(points), len(values)) == (6, 3)
     edge = max(right for _, right, _, _ in points)
     assert all(edge < left < right <= width for left, right, _, _ in values)
+
+
+def test_both_points_show_where_their_values_are_equal(browser: Browser, tmp_path: Path) -> None:
+    made = make_run(tmp_path, features=False)
+    with rewrite_json(made.path / "metrics.json") as metrics:
+        for model in ("source_only", "adapted"):
+            metrics[model]["per_class"] = dict.fromkeys(made.classes, 0.5)
+    open_report(browser, made)
+    points = browser.each(
+        "#figure-per-class svg circle", "[e.getAttribute('r') * 1, getComputedStyle(e).fill]"
+    )
+    (ring, ring_fill), (dot, dot_fill) = points[:2]
+    assert ring > dot + 1
+    assert ring_fill == "none"
+    assert dot_fill != "none"
+
+
+def test_a_comparison_on_a_phone_shows_accuracies_and_the_whole_button(
+    browser: Browser, tmp_path: Path
+) -> None:
+    runs = [make_run(tmp_path / name, features=False).path for name in "ab"]
+    browser.open(page.write_comparison(runs, tmp_path / "both.html"), width=400)
+    assert_quiet(browser)
+    assert browser.run("document.documentElement.scrollWidth") <= 400
+    heads = dict(browser.each("#overview th", f"[e.textContent, {BOX}]"))
+    for name in ("source only", "adapted"):
+        left, right, top, bottom = heads[name]
+        assert 0 <= left < right <= 400
+        assert bottom - top < 40  # one line: no gap above the others
+    left, right, _, _ = browser.one("#theme", BOX)
+    assert 0 <= left < right <= 400
+
+
+def test_python_and_the_page_round_alike(browser: Browser, tmp_path: Path) -> None:
+    """Both sides round a value exactly between two figures to the even one."""
+    made = make_run(tmp_path, features=False)
+    shares = [0.1025, 0.1075, 0.10249, 0.0, 0.00049, 1.0]
+    with rewrite_json(made.path / "evaluation.json") as evaluation:
+        names = list(MEASURES)[: len(shares)]
+        evaluation["auroc"] = dict(zip(names, shares, strict=True))
+    open_report(browser, made)
+    shown = browser.each("#figure-auroc svg text:not(.strong)", "e.textContent")
+    assert {f"{percent(share)} %" for share in shares} <= set(shown)
 
 
 def test_correlations_have_two_decimals(browser: Browser, tmp_path: Path) -> None:

@@ -44,6 +44,29 @@ def test_the_gallery_is_as_high_as_its_rows_up_to_a_limit(browser: Browser, tmp_
     assert grid <= 560 < rows
 
 
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("coverage", [0.5, 40.0, 75.0, 100.0])
+def test_accepted_images_end_below_the_thumb_of_the_slider(
+    browser: Browser, tmp_path: Path, coverage: float, width: int
+) -> None:
+    open_report(browser, make_run(tmp_path, count=400, features=False), width=width)
+    browser.choose("#coverage", str(coverage))
+    edge, wide = browser.one(
+        "#histogram",
+        """(() => {
+          const row = e.getContext('2d').getImageData(0, e.height - 2, e.width, 1).data;
+          const accent = getComputedStyle(document.documentElement).getPropertyValue('--accent');
+          const green = parseInt(accent.trim().slice(3, 5), 16);
+          let edge = 0;
+          for (let x = 0; x < e.width; x++)
+            if (row[4 * x + 3] > 128 && row[4 * x + 1] === green) edge = x + 1;
+          return [edge, e.width];
+        })()""",
+    )
+    thumb = 8 + (wide - 16) * (coverage - 0.5) / 99.5  # its middle; it is 16 pixels wide
+    assert edge == pytest.approx(thumb, abs=4 if coverage > 0.5 else 9)  # some are equally certain
+
+
 @pytest.mark.parametrize("coverage", ["100", "92.5", "62.5", "33.5", "0.5"])
 def test_the_slider_gives_the_numbers_python_computes(
     browser: Browser, tmp_path: Path, coverage: str

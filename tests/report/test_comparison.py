@@ -20,9 +20,13 @@ def test_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     place = page.write_comparison([one.path, two.path], tmp_path / "new" / "compared.html")
     words = Markup(place.read_text()).words
     assert "a/run · b/run" in words  # both folders are called `run`
-    for made, name in ((one, "a/run cvp small_cnn 0"), (two, "b/run basic small_cnn 1")):
+    for made, name, about in (
+        (one, "a/run", "cvp small_cnn 0"),
+        (two, "b/run", "basic small_cnn 1"),
+    ):
         accuracy = made.accuracy(np.ones(len(made.names), bool))
         assert f"{name} {50 * accuracy:.1f} {100 * accuracy:.1f}" in words
+        assert about in words
     assert "method.name cvp basic" in words
     assert "training.cycles" not in words  # the same in both
     assert "These runs have different targets" in words

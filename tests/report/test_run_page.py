@@ -29,9 +29,29 @@ def test_the_overview_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert f"Source only {50 * accuracy:.1f} %" in words
     assert f"Adapted {100 * accuracy:.1f} % {50 * accuracy:+.1f} points" in words
     assert "With 90 % accepted 65.0 %" in words
-    assert "Delivered model last cycle 3, the last one; BatchNorm statistics: mixed" in words
+    assert "predicts with the model after adaptation cycle 3, the last one" in words
+    assert "BatchNorm statistics (the norm mode): mixed" in words
     assert "cvp on small_cnn · 60 target images · 3 classes · 75 s" in words
     assert "num_samples 16" in words
+
+
+def test_a_loss_has_no_frame_of_success_and_agrees_with_the_figures_shown(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    with rewrite_json(made.path / "metrics.json") as metrics:
+        metrics["source_only"]["accuracy"] = 0.7004
+        metrics["adapted"]["accuracy"] = 0.6505
+    page = _page(made)
+    assert "Source only 70.0 %" in page.words
+    assert "Adapted 65.0 % worse: -5.0 points" in page.words
+    frames = [attributes.get("class") or "" for tag, attributes in page.tags if tag == "div"]
+    assert "tile worse" in frames
+    assert "tile strong" not in frames
+
+
+def test_what_serves_the_paper_comes_last(tmp_path: Path) -> None:
+    page = _page(make_run(tmp_path))
+    places = [attributes.get("id") for tag, attributes in page.tags if tag in ("section", "figure")]
+    assert places.index("figure-correlations") > places.index("paper") > places.index("settings")
 
 
 def test_the_page_says_what_sigma_means(tmp_path: Path) -> None:

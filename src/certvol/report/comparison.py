@@ -104,9 +104,9 @@ def comparison_page(records: Sequence[Record]) -> str:
 
 def _row(name: str, record: Record) -> list[str]:
     found = summary(record)
-    keys = ("source_only", "adapted", "mean_class", "at_90", "aurc", "ece", "duration")
+    keys = ("source_only", "adapted", "at_90", "mean_class", "aurc", "ece", "duration")
     seed = str(record.settings.get("training.seed", "–"))
-    return [name, record.method, found["backbone"], seed, *(found[key] or "–" for key in keys)]
+    return [name, *(found[key] or "–" for key in keys), record.method, found["backbone"], seed]
 
 
 def _differing_settings(records: Sequence[Record]) -> list[list[str]]:

@@ -272,9 +272,10 @@ def health(record: Record) -> Lines:
 
 
 SECTIONS: dict[str, tuple[Callable[[Record], Chart], ...]] = {
-    "certainty": (risk_coverage, reliability, error_spotting, correlations),
+    "certainty": (risk_coverage, reliability, error_spotting),
     "classes": (per_class, confusion),
     "training": (sigma_over_time, losses, learning_rate, health),
+    "paper": (correlations,),
 }
 
 

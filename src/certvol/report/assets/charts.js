@@ -145,14 +145,15 @@ function drawBars(place, figure) {
       const value = series.values[i];
       if (value === null) return;
       let shape;
-      if (figure.dots) shape = draw('circle', { cx: x(value), cy: middle, r: 4.8 });
+      if (figure.dots) shape = draw('circle', { class: j < many - 1 ? 'ring' : '', cx: x(value), cy: middle, r: 4.2 + 2.2 * (many - 1 - j) }); // equal values: rings around a dot
       else {
         const thick = Math.min(14, (thickness - 10) / many);
         const top = middle - thick * many / 2 + j * thick;
         shape = draw('rect', { x: Math.min(x(0), x(value)), y: top + 0.5, width: Math.max(1, Math.abs(x(value) - x(0))), height: thick - 1, rx: 2 });
         svg.append(draw('text', { x: Math.max(x(value), x(0)) + 6, y: top + thick / 2 + 4 }, valueText(value)));
       }
-      shape.style.fill = `var(--${roleVariable(series.role)})`;
+      const ring = shape.classList.contains('ring');
+      shape.style[ring ? 'stroke' : 'fill'] = `var(--${roleVariable(series.role)})`;
       svg.append(shape);
     });
     if (figure.dots) {

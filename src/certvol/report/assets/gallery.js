@@ -4,7 +4,7 @@ if (gallery) {
   const truth = gallery.truth;
   const grid = byId('grid'), rows = byId('rows');
   const ITEM = { width: 92, height: 124, frame: 80 };
-  const STRIP = 20;
+  const STRIP = 20, THUMB = 16;
   const NONE = 'No image matches these filters.';
   const right = truth && gallery.predicted.map((label, i) => label === truth[i]);
   const className = (label) => shown(gallery.classes[label]);
@@ -220,22 +220,19 @@ if (gallery) {
     const pen = canvas.getContext('2d');
     pen.scale(ratio, ratio);
     const low = state.certainty[state.order[count - 1]], high = state.certainty[state.order[0]];
-    const bins = Math.max(8, Math.min(80, Math.floor(width / 6)));
-    const span = high - low || 1;
-    const all = new Array(bins).fill(0), taken = new Array(bins).fill(0);
-    for (let i = 0; i < count; i++) {
-      const bin = Math.min(bins - 1, Math.floor((high - state.certainty[i]) / span * bins));
-      all[bin]++;
-      if (accepted(i)) taken[bin]++;
+    const span = high - low || 1, taken = state.order.filter(accepted).length;
+    // The slider's axis: a share of the images, and half a thumb left free at either end.
+    const slider = byId('coverage'), first = Number(slider.min) / 100;
+    const at = (share) => THUMB / 2 + (width - THUMB) * Math.max(0, share - first) / (1 - first);
+    for (const [from, to, name] of [[0, taken, 'accent'], [taken, count, 'faint']]) {
+      pen.fillStyle = colour(name);
+      for (let x = at(from / count); x < at(to / count); x++) {
+        const rank = Math.min(count - 1, Math.max(0, Math.floor((first + (x - THUMB / 2) / (width - THUMB) * (1 - first)) * count)));
+        const tall = 3 + (height - 3) * (state.certainty[state.order[rank]] - low) / span;
+        pen.fillRect(x, height - tall, Math.min(1, at(to / count) - x), tall);
+      }
     }
-    const most = Math.max(...all), step = width / bins;
-    for (let bin = 0; bin < bins; bin++) {
-      const scale = (value) => (value ? Math.max(1.5, (height - 2) * Math.sqrt(value / most)) : 0);
-      pen.fillStyle = colour('faint');
-      pen.fillRect(bin * step, height - scale(all[bin]), step - 1, scale(all[bin]));
-      pen.fillStyle = colour('accent');
-      pen.fillRect(bin * step, height - scale(all[bin]) * taken[bin] / (all[bin] || 1), step - 1, scale(all[bin]) * taken[bin] / (all[bin] || 1));
-    }
+    byId('histogram-measure').textContent = state.measure.title + (state.measure.sign < 0 ? ', turned' : '');
   }
 
   // CSV as runs/tables.py writes it: no formulas, and bytes that are not UTF-8 as \xe9.

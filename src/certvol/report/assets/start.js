@@ -26,8 +26,14 @@ function shown(text) {
 }
 
 const whole = (value) => Math.round(value).toLocaleString('en-US');
-const fixed = (value, digits) => (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits); // never -0.00
-const percent = (share, digits = 1) => (share === null || Number.isNaN(share) ? '–' : (100 * share).toFixed(digits) + ' %');
+// Round as Python does: a value exactly between two goes to the even one, 10.25 to 10.2. Never -0.00.
+function fixed(value, digits) {
+  const exact = Math.abs(value).toFixed(digits + 40), end = exact.length - 40, down = exact.slice(0, end);
+  const even = /[02468]$/.test(down), between = /^50*$/.test(exact.slice(end));
+  const text = between && even ? down : Math.abs(value).toFixed(digits);
+  return value < 0 && Number(text) !== 0 ? '-' + text : text;
+}
+const percent = (share, digits = 1) => (share === null || Number.isNaN(share) ? '–' : fixed(100 * share, digits) + ' %');
 
 function figureText(value) {
   if (value === null || value === undefined) return '–';
