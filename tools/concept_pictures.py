@@ -66,7 +66,7 @@ def train_toy(points_ND: Tensor, labels_N: Tensor) -> tuple[nn.Module, SigmaHead
             + antagonistic(sigma_N, samples_ce_N, 3).mean()
         )
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     return classifier, head
 
@@ -94,9 +94,10 @@ def gaussian() -> Figure:
         sigma_N = head(points_ND).numpy()
     for level in (0.5, 1.5):
         axes.contour(x, y, classes, levels=[level], colors="#5a6472", linewidths=1.2)
-    axes.scatter(*points_ND.numpy().T, s=7, color=COLOURS[labels_N.numpy()], alpha=0.45, lw=0)
+    x_N, y_N = points_ND.numpy().T
+    axes.scatter(x_N, y_N, s=7, color=COLOURS[labels_N.numpy()], alpha=0.45, lw=0)
     for i in spread_over(sigma_N, labels_N.numpy()):
-        centre, colour = points_ND[i].numpy(), COLOURS[int(labels_N[i])]
+        centre, colour = (float(x_N[i]), float(y_N[i])), COLOURS[int(labels_N[i])]
         circle = matplotlib.patches.Circle(centre, float(sigma_N[i]), fill=False, color=colour)
         axes.add_patch(circle)
         axes.plot(*centre, "o", ms=4.5, color=colour)

@@ -159,7 +159,7 @@ class Browser:
 
     def press(self, character: str) -> None:
         """Press the key of a character, or Backspace."""
-        text = {"text": character} if len(character) == 1 else {}
+        text: dict[str, Any] = {"text": character} if len(character) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=character, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
 

@@ -176,7 +176,7 @@ def _weighted_counts(
     if weights_C.sum() == 0:
         return np.zeros(len(sizes_C), dtype=np.int64)
     expected_C = total * weights_C / weights_C.sum()
-    counts_C = np.floor(expected_C).astype(np.int64)
+    counts_C: NDArray[np.int64] = np.floor(expected_C).astype(np.int64)
     left, rest_C = total - int(counts_C.sum()), expected_C - counts_C
     if left > 0:
         more = rng.choice(len(sizes_C), size=left, replace=False, p=rest_C / rest_C.sum())

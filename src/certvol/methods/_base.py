@@ -202,7 +202,7 @@ class AdaptationMethod(nn.Module, ABC):
         elif self.prior_shift_C is None:
             place = next(self.parameters()).device
             self.prior_shift_C = torch.empty_like(found, device=place)
-        super()._load_from_state_dict(state_dict, prefix, *others)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def label_target(self, survey: Survey) -> Labelled:
         """Pseudo-label all target images, for a method that `labels_whole_target`.

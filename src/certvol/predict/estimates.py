@@ -6,6 +6,7 @@ pretrained one says often comes closer.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from certvol.scores.estimators import (
 )
 from certvol.scores.validators import agreement
 
-Values = NDArray[np.float64]
+Values = NDArray[np.floating[Any]]
 Estimates = dict[str, float | None]
 FEWEST_JUDGES = 10  # held-out source images
 SHOWN = ("doc before", "second opinion", "agreement")

@@ -70,11 +70,11 @@ class Outputs:
         """Divide the logits by a temperature. Measures of them follow, and no label changes."""
         if temperature == 1:
             return self
-        logits_NC = self.logits_NC
-        if logits_NC is None:
-            logits_NC = calibration.logits_of(self.probabilities_NC)
-        logits_NC = np.asarray(logits_NC, dtype=np.float64) / temperature
-        soft_NC = softmax(logits_NC, axis=1)
+        logits_NC = calibration.logits_of(self.probabilities_NC)
+        if self.logits_NC is not None:
+            logits_NC = self.logits_NC.astype(np.float64)
+        scaled_NC = logits_NC / temperature
+        soft_NC = softmax(scaled_NC, axis=1)
         probabilities_NC = _keeping_labels(soft_NC, self.labels_N)
         extra = dict(self.extra)
         for name in extra.keys() & {"logit", "logit_gt", "logit_diff"}:
@@ -87,7 +87,7 @@ class Outputs:
             self,
             probabilities_NC=probabilities_NC,
             extra=extra,
-            logits_NC=logits_NC.astype(np.float32),
+            logits_NC=scaled_NC.astype(np.float32),
         )
 
     @property

@@ -233,7 +233,7 @@ def _labels_for_any(
         return labels_to_reach(0, risk, confidence)
     errors_n = wrong_n[np.argsort(-certainty_n, kind="stable")].cumsum()
     for more in (0.5, 0.0):
-        found = set()
+        found: set[int] = set()
         for share in np.linspace(0.1, 1, 10):
             count = math.ceil(share * labels)
             rate = (float(errors_n[count - 1]) + more) / (count + 2 * more)
