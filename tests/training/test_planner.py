@@ -3,10 +3,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from certvol.data.target_prior import unknown_prior
 from certvol.methods import discover
 from certvol.settings import TrainingConfig
 from certvol.training.planner import Planner, adaptation_rate, stage_of, steps_per_cycle
-from certvol.training.target_prior import unknown_prior
 
 SOURCE_LABELS = np.array([0] * 20 + [1] * 4 + [2] * 4)
 TARGET_LABELS = np.array([0] * 28 + [1, 2])

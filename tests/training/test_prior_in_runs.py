@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file
 
 import certvol
+from certvol.data.target_prior import ABSENT
 from certvol.errors import Interrupted, UserError
 from certvol.runs.tables import read_column
-from certvol.training.target_prior import ABSENT
 from support.images import HUES, tiny
 from support.reporter import RecordingReporter
 from support.stop_at import StopAt

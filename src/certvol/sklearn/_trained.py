@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from certvol.data.target_prior import prior_of
 from certvol.data.views import FeatureStore, FeatureViews
 from certvol.device import pick_device
 from certvol.distributed import Team
@@ -20,7 +21,6 @@ from certvol.predict.forward import Outputs, run_batches
 from certvol.randomness import torch_seed
 from certvol.settings import Config, DataConfig, ModelConfig, TrainingConfig, settings_of
 from certvol.sklearn._rows import Labels, TargetClassifier, check_size, declared
-from certvol.training.target_prior import prior_of
 from certvol.training.trainer import Task, Trainer
 
 # The default learning rate is RATE over the mean squared length of a row, at most LARGEST_RATE. Of

@@ -18,12 +18,12 @@ from certvol.data.batches import (
     plan_source_cycle,
     plan_weighted_cycle,
 )
+from certvol.data.target_prior import TargetPrior
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
 from certvol.settings import TrainingConfig
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.pseudo_labels._pools import Pools
-from certvol.training.target_prior import TargetPrior
 
 Indices = NDArray[np.int64]
 

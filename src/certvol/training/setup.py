@@ -26,6 +26,7 @@ from certvol.data.feature_files import (
 )
 from certvol.data.folders import printable, scan
 from certvol.data.store import PixelStore
+from certvol.data.target_prior import read_prior
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
 from certvol.distributed import Team
 from certvol.errors import RunFailed, UserError
@@ -47,7 +48,6 @@ from certvol.settings import Config
 from certvol.training.keeper import RunKeeper
 from certvol.training.model_choice import Delivery
 from certvol.training.planner import steps_of_run
-from certvol.training.target_prior import read_prior
 from certvol.training.trainer import Task, Trainer
 
 PLACES = {"gpu": "on the GPU", "pinned": "in RAM", "file": "on disk"}

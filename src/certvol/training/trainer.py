@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.data.batches import CyclePlan, hold_out
+from certvol.data.target_prior import TargetPrior, unknown_prior
 from certvol.data.views import Views
 from certvol.distributed import Team
 from certvol.errors import Interrupted, RunFailed
@@ -41,7 +42,6 @@ from certvol.training.pseudo_labels import chosen_rule
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.state import Position, RunState
 from certvol.training.step import Stepper
-from certvol.training.target_prior import TargetPrior, unknown_prior
 from certvol.training.trials import INITIAL, START, Trials
 
 Indices = NDArray[np.int64]

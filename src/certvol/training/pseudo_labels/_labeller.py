@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data.target_prior import ABSENT
 from certvol.data.views import Views
 from certvol.device import evaluation_batch
 from certvol.distributed import Team
@@ -20,7 +21,6 @@ from certvol.randomness import numpy_generator, torch_generator, torch_seed
 from certvol.settings import TrainingConfig
 from certvol.training.pseudo_labels._base import Chunk, PseudoLabelRule
 from certvol.training.pseudo_labels._pools import Pools, fill_pools
-from certvol.training.target_prior import ABSENT
 
 Indices = NDArray[np.int64]
 BetweenChunks = Callable[[], None]

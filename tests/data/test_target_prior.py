@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from certvol.data.target_prior import ABSENT, TargetPrior, read_prior, unknown_prior
 from certvol.errors import UserError
 from certvol.settings import DataConfig
-from certvol.training.target_prior import ABSENT, TargetPrior, read_prior, unknown_prior
 
 CLASSES = ["cat", "dog", "owl"]
 LABELS = np.array([0] * 6 + [1] * 3 + [2])
