@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from certvol import methods
 from certvol.data.batches import hold_out
+from certvol.data.target_prior import WORDS
 from certvol.distributed import join_team
 from certvol.errors import UserError
 from certvol.predict import extract as extraction
@@ -27,7 +28,7 @@ from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import read_metrics, write_text
 from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve
-from certvol.training import named_choices, pseudo_labels, target_prior
+from certvol.training import named_choices, pseudo_labels
 from certvol.training.model_choice import Delivery
 from certvol.training.setup import Job
 
@@ -187,7 +188,7 @@ def _with_absolute_paths(config: Config) -> Config:
         return replace(section, **{name: absolute_path(getattr(section, name)) for name in names})
 
     files = ("source", "target", "cache_dir")
-    prior = () if config.data.target_prior in target_prior.WORDS else ("target_prior",)
+    prior = () if config.data.target_prior in WORDS else ("target_prior",)
     data = absolute(config.data, *files, *prior)
     return replace(config, data=data, model=absolute(config.model, "weights"))
 
