@@ -12,7 +12,7 @@ channels.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,10 +38,22 @@ class InputFormat(Protocol):
     def std(self) -> Triple: ...
 
 
-def cache_size(image_size: int) -> int:
-    """Return the side of the cached square: 8/7 of the input's, with margins of whole pixels."""
+def cache_size(image_size: int, view_set: str = "random") -> int:
+    """Return the side of the cached square: 8/7 of the input's, with margins of whole pixels.
+
+    For shifted crops it is 9/7 of the input's: 288 px for crops of 224 px.
+    """
+    if view_set == "shifted":
+        return image_size + (len(SHIFTS) - 1) * _shift(image_size)
     side = -(-image_size * 8 // 7)
     return side + (side - image_size) % 2
+
+
+SHIFTS = (0, 1, 2)  # in either direction, in steps of a seventh of the view's side
+
+
+def _shift(image_size: int) -> int:
+    return round(image_size / 7)
 
 
 @dataclass(frozen=True)
@@ -282,6 +294,26 @@ def test_view(images_u8_NSSC: Tensor, info: InputFormat) -> Tensor:
 
 
 test_view.__test__ = False  # type: ignore[attr-defined]  # pytest must not take it for a test
+
+
+def shifted_views(images_u8_NSSC: Tensor, info: InputFormat) -> Iterator[Tensor]:
+    """Yield 18 views [N, 3, H, H]: crops at 3 x 3 places, each as it is and mirrored.
+
+    The images have the size `cache_size(info.image_size, "shifted")`.
+    """
+    for crop_NHHC in crops_at_shifts(images_u8_NSSC, info.image_size):
+        view_NCHW = test_view(crop_NHHC, info)
+        yield view_NCHW
+        yield view_NCHW.flip(3)
+
+
+def crops_at_shifts(images_NSSC: Tensor, side: int) -> Iterator[Tensor]:
+    """Yield the 9 crops [N, side, side, C] of images of the size for shifted views."""
+    step = (images_NSSC.shape[1] - side) // (len(SHIFTS) - 1)
+    for down in SHIFTS:
+        for right in SHIFTS:
+            rows = slice(down * step, down * step + side)
+            yield images_NSSC[:, rows, right * step : right * step + side]
 
 
 def _check_images(images_u8_NSSC: Tensor, info: InputFormat) -> None:

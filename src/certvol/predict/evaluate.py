@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from certvol.data.augment import cache_size
 from certvol.data.check_target import NAMED, folder_names, similar
 from certvol.data.domains import TargetImages, open_target
 from certvol.data.feature_files import (
@@ -169,7 +168,7 @@ def _open(place: str | Path, model: Model, reporter: Reporter) -> Target:
         model.check_features(features.dim, str(place))
         return features
     model.check_images()
-    images = open_target(str(place), cache_size(model.info.image_size), model.config.data, reporter)
+    images = open_target(str(place), model.pixels_size, model.config.data, reporter)
     if images.failures:
         path, reason = images.failures[0]
         reporter.warn(
@@ -184,11 +183,16 @@ def _test_batches(
 ) -> Iterator[torch.Tensor]:
     """Yield batches of the target's images, or of those with the numbers `rows_P`."""
     share = model.config.data.device_share
+    chosen_P = np.arange(len(target)) if rows_P is None else rows_P
+    if isinstance(target, TargetImages) and model.config.data.view_set == "shifted":
+        pixels = PixelStore(target.pixels, target.rows, model.device, share)
+        for start in range(0, len(chosen_P), PREDICT_BATCH):
+            yield model.view(pixels.gather(chosen_P[start : start + PREDICT_BATCH]))
+        return
     if isinstance(target, TargetFeatures):
         features = FeatureStore(target.features, target.rows, model.device, share)
         views: Views = FeatureViews(features, features)
     else:
         images = PixelStore(target.pixels, target.rows, model.device, share)
         views = ImageViews(images, images, model.info, model.config.augment)
-    chosen_P = np.arange(len(target)) if rows_P is None else rows_P
-    return views.test_batches(TARGET, chosen_P, PREDICT_BATCH)
+    yield from views.test_batches(TARGET, chosen_P, PREDICT_BATCH)

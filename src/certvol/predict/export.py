@@ -1,7 +1,8 @@
 """Export a run's model to one file that needs no certvol: ONNX, or a torch.export program.
 
 The input `images` is uint8, N x S x S x 3, RGB, for any N; S is `input_size`. Squash an image to
-S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre and normalises. For a run on
+S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre, or several places of a run
+with `data.view_set shifted`, and normalises. For a run on
 files of features the input is `features` instead: float32, N x D, with D as `input_size`. Outputs
 are `logits` (N x C), whose softmax is the run's probabilities, and, if the method has it, `sigma`
 (N). The file's metadata, with values as
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from certvol.data.augment import cache_size
+from certvol.data.augment import cache_size, crops_at_shifts
 from certvol.errors import RunFailed, UserError, first_line
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import features_dim
@@ -72,6 +73,18 @@ class Exported(ExportedHead):
         return super().forward(view_NHW3.permute(0, 3, 1, 2).contiguous())
 
 
+class ExportedShifted(Exported):
+    """uint8 images to logits and sigma by the mean features of shifted crops, also mirrored."""
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        crops = torch.stack(list(crops_at_shifts(inputs, self.stop - self.start)), dim=1)
+        views_NV3HH = ((crops.float() - self.mean_3) / self.std_3).permute(0, 1, 4, 2, 3)
+        both_NV3HH = torch.cat([views_NV3HH, views_NV3HH.flip(4)], dim=1)
+        features_MD = self.method.network.backbone(both_NV3HH.flatten(0, 1).contiguous())
+        features_ND = features_MD.unflatten(0, both_NV3HH.shape[:2]).mean(dim=1)
+        return ExportedHead.forward(self, features_ND)
+
+
 def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, Any]:
     """Write the file and return its metadata.
 
@@ -84,7 +97,9 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
     check_output(out)
     model = load(run, "cpu")
     metadata = describe(run, model)
-    kind = Exported if metadata["input"] == "images" else ExportedHead
+    kind = ExportedHead
+    if metadata["input"] == "images":
+        kind = ExportedShifted if model.config.data.view_set == "shifted" else Exported
     module = kind(model.method, model.temperature).eval()
     content = exporter.write(_program(module, metadata), metadata)
     difference = _difference(content, exporter, module, metadata)
@@ -105,7 +120,7 @@ def describe(run: str | Path, model: Model) -> dict[str, Any]:
         "format": FORMAT,
         "labels": model.classes,
         "input": "features" if takes_features else "images",
-        "input_size": model.info.dim if takes_features else cache_size(model.info.image_size),
+        "input_size": model.info.dim if takes_features else model.pixels_size,
         "outputs": ["logits", "sigma"] if model.has_sigma else ["logits"],
         "thresholds": _thresholds(RunFolder(run).evaluation),
         "method": model.config.method_name,

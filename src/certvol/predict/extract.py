@@ -2,6 +2,7 @@
 
 View 0 is the test view, the others are augmented. The views do not depend on the run's seed, so
 that runs of all methods and seeds share one extraction; each run draws from them by its own seed.
+With `data.view_set shifted` there is one view: the mean features of shifted and mirrored crops.
 """
 
 import hashlib
@@ -13,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from certvol.data.augment import cache_size, draw_parameters, test_view, train_view
+from certvol.data.augment import (
+    cache_size,
+    draw_parameters,
+    shifted_views,
+    test_view,
+    train_view,
+)
 from certvol.data.cache import open_features
 from certvol.data.decoding import DECODER_VERSION
 from certvol.data.domains import SourceImages, TargetImages, open_target, sort_keys
@@ -56,13 +63,16 @@ def extract_features(
     Features serve all steps, so they have full precision unless the settings ask for bf16.
     """
     augment, data, bf16 = config.augment, config.data, config.training.precision == "bf16"
-    views = data.views if augment.enabled else 1
+    shifted = data.view_set == "shifted"
+    views = data.views if augment.enabled and not shifted else 1
     order = np.lexsort(sort_keys(images.hashes))
     rows = np.empty(len(order), dtype=np.int64)
     rows[order] = np.arange(len(order))
     augmented = asdict(augment) if views > 1 else None
     versions, reading = (VERSION, DECODER_VERSION, info), (data.max_megapixels, device.type)
     about = (*versions, views, augmented, *reading, bf16, CHUNK)
+    if shifted:
+        about = (*about, data.view_set)
     text = f"certvol features {about} {weights_digest(backbone)}\0"
     key = hashlib.blake2b(text.encode(), digest_size=16)
     key.update(images.hashes[order].tobytes())
@@ -70,6 +80,8 @@ def extract_features(
 
     def compute(start: int, stop: int) -> NDArray[np.float32]:
         pixels = torch.from_numpy(images.pixels[pixel_rows[start:stop]]).to(device)
+        if shifted:
+            return shifted_features(backbone, pixels, info, bf16)[:, None]
         found = np.empty((stop - start, views, info.dim), dtype=np.float32)
         for view in range(views):
             found[:, view] = _forward(backbone, _view(pixels, view, start, info, augment), bf16)
@@ -103,6 +115,17 @@ def _forward(backbone: nn.Module, images_NCHW: Tensor, bf16: bool) -> NDArray[np
     return features
 
 
+def shifted_features(
+    backbone: nn.Module, pixels: Tensor, info: BackboneInfo, bf16: bool = False
+) -> NDArray[np.float32]:
+    """Return the mean features of the shifted views of uint8 images, N x D."""
+    views = (
+        view.contiguous(memory_format=torch.channels_last) for view in shifted_views(pixels, info)
+    )
+    found = [_forward(backbone, view, bf16) for view in views]
+    return np.asarray(np.mean(found, axis=0, dtype=np.float32))
+
+
 def extract(
     folder: str | Path, out: str | Path, config: Config, reporter: Reporter | None = None
 ) -> int:
@@ -120,7 +143,7 @@ def extract(
     module, info = seeded_backbone(config.model, data.image_size, 0)
     # As in a run with `model.train head`, so that both share the cache.
     norm.install(module, norm.Domains(mode="frozen"))
-    images = open_target(folder, cache_size(info.image_size), data, reporter)
+    images = open_target(folder, cache_size(info.image_size, data.view_set), data, reporter)
     for path, reason in images.failures[:5]:
         reporter.warn(f"skipped {printable(path)}: {reason}")
     features, rows = extract_features(module.to(device), info, images, config, device, reporter)
@@ -128,7 +151,10 @@ def extract(
     paths = [images.paths[i] for i in by_path]
     level = class_level(paths)
     labels = [label for path in paths if (label := class_of(path, level)) is not None]
-    chosen = features[rows[by_path]] if data.views > 1 else features[rows[by_path], 0]
+    several = data.views > 1 and data.view_set == "random"
+    chosen = features[rows[by_path]] if several else features[rows[by_path], 0]
     about = f"{info.name} at {info.image_size} px, weights {weights_digest(module)}"
+    if data.view_set == "shifted":
+        about += ", mean of shifted views"
     write_features(Path(out), chosen, paths, labels if len(labels) == len(paths) else None, about)
     return len(paths)

@@ -24,6 +24,7 @@ from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import BackboneInfo, features_dim
 from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
+from certvol.predict.extract import shifted_features
 from certvol.predict.forward import Outputs, run_batches
 from certvol.predict.reject import Rule, check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
@@ -154,23 +155,32 @@ class Model:
             )
 
     def read_pixels(self, image: str | os.PathLike[str] | Image.Image) -> NDArray[np.uint8]:
-        """Decode an image to the square that `normalised` takes; raises UnreadableImage."""
-        size, most = cache_size(self.info.image_size), self.config.data.max_megapixels
+        """Decode an image to the square that `view` takes; raises UnreadableImage."""
+        size, most = self.pixels_size, self.config.data.max_megapixels
         if isinstance(image, Image.Image):
             return square(image, size, most)
         return decode(read_file(Path(image), most)[0], size, most)
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        info = self.info
-        return test_view(pixels.to(self.device), info)
+    @property
+    def pixels_size(self) -> int:
+        """The side of the squares that the model's views are cut from."""
+        return cache_size(self.info.image_size, self.config.data.view_set)
+
+    def view(self, pixels: Tensor) -> Tensor:
+        """Return what the network takes: a normalised view, or the mean features of several."""
+        pixels = pixels.to(self.device)
+        if self.config.data.view_set == "shifted":
+            backbone = self.method.network.backbone
+            return torch.from_numpy(shifted_features(backbone, pixels, self.info)).to(self.device)
+        return test_view(pixels, self.info)
 
     def _view(self, images: list[Any] | Tensor) -> Tensor:
         self.check_images()
         if isinstance(images, Tensor):
-            return self.normalised(_square_pixels(images, cache_size(self.info.image_size)))
+            return self.view(_square_pixels(images, self.pixels_size))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             pixels = np.stack(list(pool.map(self._given_pixels, images)))
-        return self.normalised(torch.from_numpy(pixels))
+        return self.view(torch.from_numpy(pixels))
 
     def _given_pixels(self, image: Any) -> NDArray[np.uint8]:
         if not isinstance(image, str | os.PathLike | Image.Image):

@@ -159,7 +159,7 @@ def _image_batches(
                     found.paths.append(path)
             reporter.advance(len(chunk))
             if kept:
-                yield model.normalised(torch.from_numpy(np.stack(kept)))
+                yield model.view(torch.from_numpy(np.stack(kept)))
     reporter.finish()
 
 

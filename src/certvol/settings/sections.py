@@ -63,6 +63,11 @@ class DataConfig:
         at_most=1024,
         help="With model.train head: views extracted per image; the first is the test view.",
     )
+    view_set: Literal["random", "shifted"] = setting(
+        "random",
+        help="With model.train head. random: the test view and augmented ones (data.views); "
+        "shifted: one view, the mean of 9 shifted crops and their mirror images.",
+    )
     max_megapixels: float = setting(
         179.0, above=0, at_most=10_000, help="Skip larger images, which may be decompression bombs."
     )

@@ -298,8 +298,13 @@ def open_inputs(config: Config, reporter: Reporter) -> Inputs:
             f"{config.method_name} works on fixed features: `model.train` is set to "
             f"{config.model.train}"
         )
+    if config.data.view_set == "shifted" and config.model.train != "head":
+        raise UserError(
+            "`data.view_set shifted` averages features of a frozen backbone; set `model.train head`"
+        )
     backbone, info = seeded_backbone(config.model, config.data.image_size, seed)
-    images = _open_folders(config, cache_size(info.image_size), reporter)
+    size = cache_size(info.image_size, config.data.view_set)
+    images = _open_folders(config, size, reporter)
     return Inputs(config, *images, backbone, info)
 
 
