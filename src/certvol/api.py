@@ -21,7 +21,7 @@ from certvol.predict.evidence import HeldOut
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
 from certvol.predict.verdict import judge, read_verdict
-from certvol.progress import Reporter, Silent, StopSignal
+from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import read_about, write_tensors
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
@@ -146,6 +146,7 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
 
 def _run_to_end(job: Job) -> Run:
     started, run, team = time.monotonic(), job.run, job.team
+    cpu_before = cpu_seconds()
     # Restore the caller's random state afterwards, at least on the CPU.
     with torch.random.fork_rng(devices=[]), job.memory_explained():
         trained = job.train()
@@ -163,7 +164,9 @@ def _run_to_end(job: Job) -> Run:
     if team.main:
         write_outcome(run, model.classes, target, outcome, metrics)
         run.write_json(run.verdict, verdict)
-        run.note_time({"phase": "all", "seconds": time.monotonic() - started})
+        seconds = time.monotonic() - started
+        spent = cpu_seconds() - cpu_before - job.cpu_extracting
+        run.note_time({"phase": "all", "seconds": seconds, "cpu_seconds": spent})
         about = {
             **trained.about,
             "delivered": delivery.model,

@@ -1,8 +1,9 @@
 """The library's requests to its caller: show progress, print messages, say when to stop.
 
-Also how durations and percentages are written, so that they look the same everywhere.
+Also processor time, and how durations and percentages are written: the same everywhere.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -47,6 +48,11 @@ class StopSignal:
     def deferred(self) -> Iterator[None]:
         """Remember signals that arrive inside; the code there asks, and saves before it stops."""
         yield
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process, its threads and its ended children so far."""
+    return sum(os.times()[:4])
 
 
 def duration(seconds: float) -> str:

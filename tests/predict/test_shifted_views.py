@@ -73,13 +73,13 @@ def test_evaluation_and_prediction_repeat_what_the_run_predicted(
 def test_an_extracted_file_holds_one_view_and_says_so(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    options = {"model": {"backbone": "small_cnn"}, "data": {"image_size": 8, "view_set": "shifted"}}
-    api.extract(folders[0], tmp_path / "f.npz", **options)
+    network = {"backbone": "small_cnn"}
+    shifted = {"image_size": 8, "view_set": "shifted"}
+    api.extract(folders[0], tmp_path / "f.npz", model=network, data=shifted)
     with np.load(tmp_path / "f.npz") as file:
         assert file["features"].ndim == 2
         assert str(file["about"]).endswith("mean of shifted views")
-    plain = {"model": options["model"], "data": {"image_size": 8}}
-    api.extract(folders[1], tmp_path / "plain.npz", **plain)
+    api.extract(folders[1], tmp_path / "plain.npz", model=network, data={"image_size": 8})
     with pytest.raises(UserError, match="extract both with the same backbone"):
         api.adapt(tmp_path / "f.npz", tmp_path / "plain.npz", tmp_path / "run", **tiny_head())
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,8 @@ class Result(RunIdentity):
     cycles: Cycles | None = None
     backbone: str = ""
     evidence: Mapping[str, float] = field(default_factory=dict)
+    cpu_seconds: float | None = None
+    """Processor time without decoding and extraction, which runs share; None if it is unknown."""
     delivers_last: bool = True
     """False if the guard or `guard.select` delivered another model than the last cycle's."""
 
@@ -88,6 +91,7 @@ def read_run(folder: Path, asked: Result, metric: Metric, validator: str) -> Res
             per_class=metrics["adapted"]["per_class"],
             backbone=str(read_settings_file(files.config).get("model.backbone", "")),
             evidence=read_evidence(files),
+            cpu_seconds=read_cpu_seconds(files.timing),
         )
         watched = metrics.get("watched")
         if not watched or len(watched["cycles"]) < 2:
@@ -112,6 +116,16 @@ def read_run(folder: Path, asked: Result, metric: Metric, validator: str) -> Res
         oracle=on_whole_target(int(np.argmax(cycles.accuracy))),
         delivers_last=model == "last",
     )
+
+
+def read_cpu_seconds(timing: Path) -> float | None:
+    """Return a run's processor time, without stopped attempts; None if it was not noted."""
+    try:
+        lines = [json.loads(line) for line in timing.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    spent = [float(line["cpu_seconds"]) for line in lines if "cpu_seconds" in line]
+    return sum(spent) if spent else None
 
 
 def _read_cycles(files: RunFolder, numbers: list[int], accuracy: list[float]) -> Cycles:

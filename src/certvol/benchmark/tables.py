@@ -1,10 +1,10 @@
-"""The tables of a benchmark: accuracies, losses, gains, the paper's claims and validators."""
+"""The tables of a benchmark: accuracies, losses, gains, claims, validators and a ranking."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from certvol.benchmark import claims, significance
+from certvol.benchmark import claims, ranking, significance
 from certvol.benchmark.published import published_losses, published_rows
 from certvol.benchmark.results import DONE, Result
 from certvol.benchmark.significance import rank_correlation, sign_flip_p, tasks_p
@@ -53,7 +53,23 @@ def all_tables(
         tables.append(claim_table(findings))
     if any(result.cycles is not None for result in done):
         tables.append(validator_table(done))
+    if (ranked := ranking_of(done)) is not None:
+        tables.append(ranked)
     return tables
+
+
+def ranking_of(done: Sequence[Result]) -> Table | None:
+    """Rank methods by their last cycle; None if there are too few methods or tasks."""
+    accuracies: dict[tuple[str, str], list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    for result in done:
+        if result.last is not None:
+            accuracies.setdefault((result.method, result.task), []).append(result.last)
+        if result.cpu_seconds is not None:
+            seconds.setdefault(result.method, []).append(result.cpu_seconds)
+    found = ranking.rank(ranking.mean_by_task(accuracies))
+    means = {method: statistics.fmean(own) for method, own in seconds.items()}
+    return None if found is None else ranking.ranking_table(found, means)
 
 
 def accuracy_table(

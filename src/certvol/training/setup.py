@@ -37,7 +37,7 @@ from certvol.nn.projection import Features, fit_projection, kept_dimensions
 from certvol.nn.teacher import Teacher
 from certvol.predict.extract import extract_features
 from certvol.predict.model import Model, create_method
-from certvol.progress import Reporter, Silent, StopSignal
+from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.randomness import torch_generator
 from certvol.runs.checkpoint import FORMAT, read_tensors, write_tensors
 from certvol.runs.folder import RunFolder
@@ -117,6 +117,8 @@ class Job:
                 f"{config.method_name} has a teacher of its own: `training.teacher` is ignored, "
                 "`method.teacher_decay` counts"
             )
+        self.cpu_extracting = 0.0
+        """Processor time of extraction, which runs share."""
         self._check_validator()
 
     def _check_validator(self) -> None:
@@ -223,10 +225,11 @@ class Job:
     def _features(self, domain: SourceImages | TargetImages | TargetFeatures) -> Features:
         if isinstance(domain, TargetFeatures):
             return domain.features, domain.rows
-        config, started = self.config, time.monotonic()
+        config, started, cpu_before = self.config, time.monotonic(), cpu_seconds()
         backbone = self.method.network.backbone
         found = extract_features(backbone, self.info, domain, config, self.device, self.reporter)
         seconds = time.monotonic() - started
+        self.cpu_extracting += cpu_seconds() - cpu_before
         self.run.note_time({"phase": "extract", "images": len(domain), "seconds": seconds})
         return found
 
