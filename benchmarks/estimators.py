@@ -23,7 +23,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
-from certvol.sklearn import BasicClassifier, CORALClassifier, CVPClassifier, JDAClassifier
+from certvol.sklearn import (
+    AdREMClassifier,
+    BasicClassifier,
+    CORALClassifier,
+    CVPClassifier,
+    GTDAClassifier,
+    JDAClassifier,
+    PrDAClassifier,
+    RWAClassifier,
+)
 
 # Name -> (estimator from a seed, the seed matters, it sees the target). All use default settings.
 MODELS: dict[str, tuple[Callable[[int], Any], bool, bool]] = {
@@ -44,6 +53,10 @@ MODELS: dict[str, tuple[Callable[[int], Any], bool, bool]] = {
     ),
     "CORALClassifier": (lambda seed: CORALClassifier(), False, True),
     "JDAClassifier": (lambda seed: JDAClassifier(), False, True),
+    "GTDAClassifier": (lambda seed: GTDAClassifier(), False, True),
+    "RWAClassifier": (lambda seed: RWAClassifier(random_state=seed), True, True),
+    "AdREMClassifier": (lambda seed: AdREMClassifier(random_state=seed), True, True),
+    "PrDAClassifier": (lambda seed: PrDAClassifier(random_state=seed), True, True),
     "BasicClassifier": (lambda seed: BasicClassifier(random_state=seed), True, True),
     "BasicClassifier, domain": (
         lambda seed: BasicClassifier(standardize="domain", random_state=seed),

@@ -27,12 +27,9 @@ def prototype_labels(rows_ND: Tensor, p_NC: Tensor, least: int) -> list[int]:
     for row in rows:
         longer = [*row, 1.0]
         units.append([value / math.hypot(*longer) for value in longer])
-    guesses = [row.index(max(row)) for row in p]
-    classes = [c for c in range(len(p[0])) if guesses.count(c) > least]
-    labels: list[int] = []
+    labels = [row.index(max(row)) for row in p]
     for number in range(2):
-        if number == 1:
-            classes = [c for c in classes if c in labels]
+        classes = [c for c in range(len(p[0])) if labels.count(c) > least]
         centres = {}
         for c in classes:
             shares = [float(label == c) for label in labels] if number else [row[c] for row in p]

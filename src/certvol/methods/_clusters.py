@@ -46,19 +46,18 @@ def prototype_labels(rows_ND: Tensor, probabilities_NC: Tensor, least: int = 0) 
     """Label rows by the nearest of their classes' centres, by cosine; two rounds (Liang et al.).
 
     The first centres are means weighted by probability, the second those of the first labels.
-    Rows get a 1 appended and unit length. Only classes that more than `least` rows are predicted as
-    take part; if there is none, those of any row.
+    Rows get a 1 appended and unit length. In each round only classes that more than `least` rows
+    have take part; if there is none, those of any row.
     """
     num_classes = probabilities_NC.shape[1]
     units_NE = F.normalize(F.pad(rows_ND.float(), (0, 1), value=1.0), dim=1)
-    counts_C = torch.bincount(probabilities_NC.argmax(dim=1), minlength=num_classes)
-    takes_part_C = counts_C > (least if bool((counts_C > least).any()) else 0)
+    labels_N = probabilities_NC.argmax(dim=1)
     centres_CE = probabilities_NC.float().T @ units_NE
     for _ in range(2):
+        counts_C = torch.bincount(labels_N, minlength=num_classes)
+        takes_part_C = counts_C > (least if bool((counts_C > least).any()) else 0)
         cosine_NC = units_NE @ F.normalize(centres_CE, dim=1).T
         labels_N = cosine_NC.masked_fill(~takes_part_C, -torch.inf).argmax(dim=1)
-        # A class that lost all its rows has no centre.
-        takes_part_C = torch.bincount(labels_N, minlength=num_classes) > 0
         centres_CE = class_sums(units_NE, labels_N, num_classes)
     return labels_N
 

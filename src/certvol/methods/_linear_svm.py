@@ -81,6 +81,16 @@ def classify(rows_ND: Array, weight_CD: Array) -> Labels:
     return np.asarray((rows_ND @ weight_CD.T).argmax(axis=1))
 
 
+def vote_shares(rows_ND: Tensor, weight_RCD: Tensor) -> Tensor:
+    """Return the share of voters for each class, N x C; the smaller class wins a voter's tie."""
+    voters, classes, dim = weight_RCD.shape
+    scores_NV = rows_ND @ weight_RCD.reshape(voters * classes, dim).T
+    votes_NR = scores_NV.reshape(-1, voters, classes).argmax(dim=2)
+    one_hot = votes_NR[..., None] == torch.arange(classes, device=votes_NR.device)
+    shares_NC: Tensor = one_hot.to(rows_ND.dtype).mean(dim=1)
+    return shares_NC
+
+
 class VotingMethod(ClosedFormMethod):
     """A method whose prediction is a vote of linear classifiers; shares are the probabilities."""
 
@@ -92,13 +102,4 @@ class VotingMethod(ClosedFormMethod):
         self.keep(mean_D=np.zeros_like(scale_D), scale_D=scale_D, weight_RCD=np.stack(weights))
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
-        return self.vote_shares(rows_ND).clamp_min(LEAST_SHARE).log()
-
-    def vote_shares(self, rows_ND: Tensor) -> Tensor:
-        """Return the share of voters for each class; the smaller class wins a voter's tie."""
-        voters, classes, dim = self.weight_RCD.shape
-        scores_NV = rows_ND @ self.weight_RCD.reshape(voters * classes, dim).T
-        votes_NR = scores_NV.reshape(-1, voters, classes).argmax(dim=2)
-        one_hot = votes_NR[..., None] == torch.arange(classes, device=votes_NR.device)
-        shares_NC: Tensor = one_hot.float().mean(dim=1)
-        return shares_NC
+        return vote_shares(rows_ND, self.weight_RCD).clamp_min(LEAST_SHARE).log()

@@ -7,7 +7,9 @@ draw's probabilities fixed. The classifier increases d and everything before it 
 gradient that is reversed and scaled by `generator_steps`.
 Deliberate differences: one step with a reversed gradient (published: three alternating updates with
 an optimiser each, the last one `generator_steps` times). The network is the common one (published:
-three layers behind the features, without pretraining). `target_ce` is not in the paper.
+three layers behind the features, without pretraining). Logarithms are those of the probabilities
+(published code takes the softmax of the probabilities once more, which flattens d). `target_ce` is
+not in the paper.
 """
 
 from dataclasses import dataclass

@@ -2,14 +2,16 @@
 classified as a teacher classifies the whole ones; on SDAT.
 
 Implemented: the terms of `sdat` + `consistency_weight` * q * cross-entropy of the masked target
-rows to the teacher's labels. Each of `blocks` x `blocks` equal parts of an image is 0, which is the
-mean colour, with probability `masked`. The teacher, an average of the student's weights, sees the
-whole images without dropout; q is its highest probability. It labels and is delivered.
+rows to the teacher's labels, which belongs to the task loss that a step climbs. Each of `blocks` x
+`blocks` equal parts of an image is 0, which is the mean colour, with probability `masked`. The
+teacher, an average of the student's weights, sees the whole images without dropout; q is its
+highest probability. It labels and is delivered.
 Deliberate differences: those of `sdat`. Masked images get no further jitter or blur, as views here
 are augmented already. The teacher begins at the pretrained weights with its final decay (published:
-min(1 - 1/(t + 1), 0.9)), and it is what is delivered (published: the student). All terms of the
-second evaluation of a SAM step are computed in the first too, and those that do not count dropped.
-Features of a frozen backbone have no blocks: each dimension is masked by itself, which is ours.
+min(1 - 1/(t + 1), 0.9)), and it is what is delivered (published: the student). The two evaluations
+of a SAM step draw masks of their own (published: the same), and q counts in both (published code:
+in the first alone). Features of a frozen backbone have no blocks: each dimension is masked by
+itself, which is ours.
 Published: 64-pixel blocks of 224 pixels, 70 % masked; q is 1 with ResNet-101.
 """
 
@@ -60,9 +62,6 @@ class Method(sdat.Method):
     @property
     def term_weights(self) -> dict[str, float]:
         return super().term_weights | {"consistency": self.config.consistency_weight}
-
-    def climbed_loss(self, terms: dict[str, Tensor]) -> Tensor:
-        return super().climbed_loss({k: v for k, v in terms.items() if k != "consistency"})
 
     def _taught(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the teacher's labels of the target rows, and its probabilities of these."""

@@ -10,9 +10,12 @@ whose probability is largest relative to its threshold, and takes part if it rea
 grows from cycle to cycle.
 Deliberate differences: predictions use fixed draws, so that they repeat. The published rounds also
 choose source images (a portion of 0.5 to 0.8); here all take part. At least one image of each
-predicted class takes part. The variance that the paper has in hidden layers too (dropout in every
-block) and its penalty on the variance of gradients are left out; published draws are 10 on digits
-and 1 with ResNets, and the schedule is the common one (published: a tenth every 7 epochs).
+predicted class takes part, and one at the threshold does too. Source and target share each step
+(published: a pass over each in turn), and means and variances come from the common classifier and
+one linear layer (published: two layers with 512 hidden units each). The variance that the paper
+has in hidden layers too (dropout in every block) and its penalty on the variance of gradients are
+left out; published draws are 10 on digits and 1 with ResNets, and the schedule is the common one
+(published: a tenth every 7 epochs).
 """
 
 import math

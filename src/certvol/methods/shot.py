@@ -6,12 +6,11 @@ as it is and trains everything before it on target rows alone: the mean entropy 
 the entropy of their mean (diversity), + `pseudo_weight` * cross-entropy to pseudo-labels. Before
 each cycle these come from class centres of the target's bottleneck features: first weighted by
 probability, then those of the first labels. `partial` is the published form for a target that lacks
-classes: no diversity, and only classes that more than `min_images` images are predicted as get
-labels.
+classes: no diversity, and in each round only classes of more than `min_images` images get labels.
 Deliberate differences: pseudo-labels follow cycles (published: epochs). The classifier is a plain
 linear layer (published: weight-normalised), `model.dropout` stands before it, and the backbone
 learns at the common rate (published: a tenth). Source rows of a batch only take part in BatchNorm
-statistics of `model.norm mixed`. A class that loses all its rows between both rounds drops out.
+statistics of `model.norm mixed`. Smoothing spreads over the other classes (published: over all).
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,14 @@ Unlabelled target rows have the label -1, scikit-learn's convention for semi-sup
 are given as `X_target`. The classifiers are for the target: `predict` expects rows of the target.
 """
 
-from certvol.sklearn._closed_form import CORALClassifier, JDAClassifier
+from certvol.sklearn._closed_form import (
+    AdREMClassifier,
+    CORALClassifier,
+    GTDAClassifier,
+    JDAClassifier,
+    PrDAClassifier,
+    RWAClassifier,
+)
 from certvol.sklearn._trained import BasicClassifier, CVPClassifier
 
 EXPECTED_FAILED_CHECKS = {
@@ -14,8 +21,12 @@ EXPECTED_FAILED_CHECKS = {
 
 __all__ = [
     "EXPECTED_FAILED_CHECKS",
+    "AdREMClassifier",
     "BasicClassifier",
     "CORALClassifier",
     "CVPClassifier",
+    "GTDAClassifier",
     "JDAClassifier",
+    "PrDAClassifier",
+    "RWAClassifier",
 ]
