@@ -40,7 +40,7 @@ def test_a_collapsed_cycle_is_not_chosen(tmp_path: Path) -> None:
 def test_other_cycles_are_measured_from_the_delivered_one(
     tmp_path: Path, delivered: str, adapted: float, expected: tuple[float, ...]
 ) -> None:
-    found = read(write_run(tmp_path / "run", [0.3, 0.9, 0.6, 0.7], SCORES, delivered, adapted))
+    found = read(write_run(tmp_path / "run", [0.3, 0.9, 0.6, 0.7], SCORES, (delivered, adapted)))
     assert (found.last, found.selected, found.oracle) == pytest.approx(expected)
     assert found.delivered == pytest.approx(adapted)
     assert found.delivers_last == (delivered == "last")
@@ -53,7 +53,7 @@ def test_the_suites_metric_is_read(tmp_path: Path) -> None:
 
 
 def test_a_run_that_does_not_adapt_has_one_accuracy(tmp_path: Path) -> None:
-    found = read(write_run(tmp_path / "run", [0.4], delivered="pretrained"))
+    found = read(write_run(tmp_path / "run", [0.4], delivered=("pretrained", None)))
     assert (found.last, found.selected, found.oracle, found.cycles) == (0.4, 0.4, 0.4, None)
 
 

@@ -180,13 +180,12 @@ def test_a_kill_between_index_and_rename_costs_nothing(
 def test_a_full_disk_is_reported_and_the_next_run_resumes(
     images: Path,
     config: DataConfig,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
     words: str,
     after: int,
 ) -> None:
-    whole = opened(images, DataConfig(cache_dir=str(tmp_path / "other")))
+    whole = opened(images, DataConfig(cache_dir=str(images.parent / "other")))
     written = [0]
     real = cache_files._write_all
 

@@ -123,13 +123,13 @@ def test_a_pickle_in_the_cache_is_noticed_and_images_are_decoded_again(
     made: Path,
     runs: Path,
     mark: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(made / "cache", tmp_path / "cache")
-    monkeypatch.setenv("CERTVOL_CACHE", str(tmp_path / "cache"))
-    sets = [folder for folder in (tmp_path / "cache").iterdir() if folder.is_dir()]
+    cache = mark.with_name("cache")
+    shutil.copytree(made / "cache", cache)
+    monkeypatch.setenv("CERTVOL_CACHE", str(cache))
+    sets = [folder for folder in cache.iterdir() if folder.is_dir()]
     assert sets
     for folder in sets:
         place = folder

@@ -52,9 +52,8 @@ def test_a_walk_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
         naive.labels_of(target, naive.machine(source, labels.tolist(), 4, strengths[0]))
     )
     strengths.append(svm.best_strength(target, guessed, 4, draws))
-    walked = naive.random_walk(
-        source, labels.tolist(), target, 4, 6, (strengths[0], strengths[1]), draws
-    )
+    problem = naive.Problem(source, labels.tolist(), target, 4)
+    walked = naive.random_walk(problem, 6, (strengths[0], strengths[1]), draws)
     assert [svm.classify(target, each).tolist() for each in weights] == walked
     assert len({tuple(each) for each in walked}) > 1, "the walk moves"
 
@@ -67,10 +66,8 @@ def test_randomised_em_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> 
     )
     draws = np.random.default_rng(5)
     strength = svm.best_strength(source, labels, 4, draws)
-    expected = [
-        naive.randomised_em(source, labels.tolist(), target, 4, 3, strength, draws)
-        for _ in range(3)
-    ]
+    problem = naive.Problem(source, labels.tolist(), target, 4)
+    expected = [naive.randomised_em(problem, 3, strength, draws) for _ in range(3)]
     assert [svm.classify(target, each).tolist() for each in weights] == expected
 
 

@@ -128,7 +128,7 @@ def test_target_statistics_are_the_plain_average_over_batches() -> None:
     norm.install(backbone, domains)
     batches = [torch.randn(16, 2, 3, 3) + i for i in range(4)]
     domains.whole_batch = norm.TARGET
-    norm.estimate_target_statistics(backbone, batches)
+    norm.estimate_target_statistics(backbone, batches, backbone)
     layer = next(norm.domain_layers(backbone))
     assert torch.allclose(
         layer.running_mean_2C[norm.TARGET],
@@ -156,7 +156,7 @@ def test_a_smaller_last_batch_weighs_less() -> None:
     backbone = nn.Sequential(nn.BatchNorm2d(2))
     norm.install(backbone, domains)
     images = torch.randn(10, 2, 3, 3)
-    norm.estimate_target_statistics(backbone, [images[:8], images[8:] + 5])
+    norm.estimate_target_statistics(backbone, [images[:8], images[8:] + 5], backbone)
     expected = (8 * images[:8].mean((0, 2, 3)) + 2 * (images[8:] + 5).mean((0, 2, 3))) / 10
     assert torch.allclose(
         next(norm.domain_layers(backbone)).running_mean_2C[norm.TARGET], expected, atol=1e-5

@@ -10,7 +10,7 @@ from certvol.errors import UserError
 from certvol.predict import reject
 from certvol.predict.max_error import Judged, in_units, judge
 from certvol.review.estimates import estimate
-from certvol.review.queue import STRATA, random_order, strata
+from certvol.review.sampling import STRATA, random_order, strata
 from certvol.review.target import open_target
 from certvol.runs.review_labels import Review
 from certvol.scores import intervals

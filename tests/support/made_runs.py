@@ -66,25 +66,30 @@ class MadeRun:
         return float((self.predicted_N == self.true_N)[chosen_N].mean())
 
 
-def make_run(
-    root: Path,
-    count: int = 60,
-    classes: list[str] | None = None,
-    *,
-    labelled: bool = True,
-    sigma: bool = True,
-    measures: bool = True,
-    features: bool = True,
-    names: list[str] | None = None,
-    side: int = 24,
-    seed: int = 0,
-    method: str = "cvp",
-    noise: int = 25,
-    distinct: int = 1_000_000,
-) -> MadeRun:
-    """`distinct`: how many images are drawn; the others are links to them, which is faster."""
+@dataclass
+class Wanted:
+    """What a made run should hold."""
+
+    count: int = 60
+    classes: list[str] = field(default_factory=lambda: ["apple", "leaf", "sky"])
+    labelled: bool = True
+    sigma: bool = True
+    measures: bool = True
+    features: bool = True
+    names: list[str] = field(default_factory=list)
+    side: int = 24
+    seed: int = 0
+    method: str = "cvp"
+    noise: int = 25
+    distinct: int = 1_000_000
+    """How many images are drawn; the others are links to them, which is faster."""
+
+
+def make_run(root: Path, **given: Any) -> MadeRun:
+    """Make a run with the fields of `Wanted` as given."""
+    wanted = Wanted(**given)
+    count, classes, seed, side = wanted.count, wanted.classes, wanted.seed, wanted.side
     rng = np.random.default_rng(seed)
-    classes = classes or ["apple", "leaf", "sky"]
     path, target = root / "run", root / "target"
     (path / "cycles").mkdir(parents=True)
     true_N = np.sort(rng.integers(0, len(classes), count))
@@ -92,19 +97,21 @@ def make_run(
     right_N = rng.random(count) < 0.35 + 0.6 * (sigma_N > np.median(sigma_N))
     predicted_N = np.where(right_N, true_N, (true_N + 1) % len(classes))
     probability_N = (0.4 + 0.6 * rng.random(count)).round(6)
-    names = names or [f"{i:05d}.png" for i in range(count)]
+    names = wanted.names or [f"{i:05d}.png" for i in range(count)]
     for i, name in enumerate(names):
         file = target / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        if i >= distinct:
-            file.hardlink_to(target / names[i % distinct])
+        if i >= wanted.distinct:
+            file.hardlink_to(target / names[i % wanted.distinct])
         else:
-            pixels = np.array(HUES[true_N[i] % len(HUES)]) + rng.normal(0, noise, (side, side, 3))
+            pixels = np.array(HUES[true_N[i] % len(HUES)]) + rng.normal(
+                0, wanted.noise, (side, side, 3)
+            )
             picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             picture.save(file, "PNG", compress_level=1)
 
     settings = {
-        "method": {"name": method, "num_samples": 16},
+        "method": {"name": wanted.method, "num_samples": 16},
         "data": {"source": str(root / "source"), "target": str(target), "max_megapixels": 179.0},
         "model": {"backbone": "small_cnn", "norm": "mixed"},
         "training": {"cycles": 3, "seed": seed},
@@ -117,15 +124,15 @@ def make_run(
     environment = {"device": {"name": "cpu"}, "versions": {"torch": "2"}, "commit": "abc"}
     (path / "environment.json").write_text(json.dumps(environment))
     _write_lines(path / "timing.jsonl", [{"phase": "all", "seconds": 75.0}])
-    _write_history(path, sigma)
+    _write_history(path, wanted.sigma)
 
     made = MadeRun(
-        path, target, classes, names, predicted_N, true_N, sigma_N, probability_N, labelled
+        path, target, classes, names, predicted_N, true_N, sigma_N, probability_N, wanted.labelled
     )
     paths = [_cell(name, "./") for name in names]
     labels = [_cell(classes[i], "'") for i in predicted_N]
-    truths = [_cell(classes[i], "'") if labelled else "" for i in true_N]
-    sigmas = [f"{value:.9g}" if sigma else "" for value in sigma_N]
+    truths = [_cell(classes[i], "'") if wanted.labelled else "" for i in true_N]
+    sigmas = [f"{value:.9g}" if wanted.sigma else "" for value in sigma_N]
     columns: dict[str, Any] = {
         "path": paths,
         "label": labels,
@@ -133,20 +140,20 @@ def make_run(
         "sigma": sigmas,
     }
     _write_table(path / "predictions.csv", columns)
-    if labelled:
+    if wanted.labelled:
         delivered = {"model": "last", **delivered}
         adapted, before = (_accuracies(made, scale) for scale in (1.0, 0.5))
         metrics = {"source_only": before, "adapted": adapted, "delivered": delivered}
         (path / "metrics.json").write_text(json.dumps(metrics))
-    if measures:
+    if wanted.measures:
         made.extra["entropy"] = (rng.random(count) * 2).round(4)
         columns = {"path": paths, "prediction": labels, "truth": truths, "sigma": sigmas}
         columns |= {"probability": probability_N, "entropy": made.extra["entropy"]}
         for name in ("logit", "logit_gt", "logit_diff", "mcd_mu", "mcd_sigma"):
             columns[name] = [""] * count
         _write_table(path / "measures.csv", columns)
-        (path / "evaluation.json").write_text(json.dumps(_evaluation(made, sigma)))
-    if features:
+        (path / "evaluation.json").write_text(json.dumps(_evaluation(made, wanted.sigma)))
+    if wanted.features:
         rows_n = np.sort(rng.permutation(count)[:2000])
         before_nD, noise_nD = rng.normal(size=(2, len(rows_n), 8))
         adapted_nD = np.eye(len(classes), 8)[true_N[rows_n]] * 6 + noise_nD

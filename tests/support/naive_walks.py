@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from sklearn.svm import LinearSVC
@@ -28,16 +29,18 @@ def labels_of(rows: Rows, weights: Rows) -> list[int]:
     return [max(range(len(weights)), key=lambda c: float(row @ weights[c])) for row in rows]
 
 
+class Problem(NamedTuple):
+    source: Rows
+    labels: list[int]
+    target: Rows
+    classes: int
+
+
 def random_walk(
-    source: Rows,
-    labels: list[int],
-    target: Rows,
-    classes: int,
-    steps: int,
-    strengths: tuple[float, float],
-    draws: np.random.Generator,
+    problem: Problem, steps: int, strengths: tuple[float, float], draws: np.random.Generator
 ) -> list[list[int]]:
     """Return the labels of the target after each step."""
+    source, labels, target, classes = problem
     of_source = machine(source, labels, classes, strengths[0])
     now, found = labels_of(target, of_source), []
     for _ in range(steps):
@@ -52,15 +55,10 @@ def random_walk(
 
 
 def randomised_em(
-    source: Rows,
-    labels: list[int],
-    target: Rows,
-    classes: int,
-    rounds: int,
-    strength: float,
-    draws: np.random.Generator,
+    problem: Problem, rounds: int, strength: float, draws: np.random.Generator
 ) -> list[int]:
     """Return the labels of the target after one repetition."""
+    source, labels, target, classes = problem
     now = labels_of(target, machine(source, labels, classes, strength))
     for number in range(1, rounds + 1):
         rows: list[int] = []

@@ -24,7 +24,7 @@ TOKEN = "a-secret"
 
 
 def made_for_review(root: Path, count: int = 60, **options: Any) -> MadeRun:
-    made = make_run(root, count, **{"features": False, "labelled": False, **options})
+    made = make_run(root, **{"count": count, "features": False, "labelled": False, **options})
     classes, rng = len(made.classes), np.random.default_rng(1)
     probabilities_NC = rng.random((count, classes)).astype(np.float32)
     probabilities_NC[np.arange(count), made.predicted_N] = 1

@@ -13,16 +13,17 @@ def write_run(
     folder: Path,
     accuracy: list[float],
     scores: dict[str, list[float]] | None = None,
-    delivered: str = "last",
-    adapted: float | None = None,
+    delivered: tuple[str, float | None] = ("last", None),
     probabilities: list[np.ndarray] | None = None,
     collapsed: tuple[int, ...] = (),
 ) -> Path:
     """Write the files of a run that a benchmark reads.
 
     `accuracy` is that on the watched images, before adaptation and after each cycle; a single value
-    makes a run that does not adapt.
+    makes a run that does not adapt. `delivered` is a model and its accuracy on the whole target; by
+    default the last watched one.
     """
+    model, adapted = delivered
     (folder / "cycles").mkdir(parents=True)
     (folder / "config.yaml").write_text("model:\n  backbone: small_cnn\n")
     figures = {"per_class": {"a": 0.5, "b": None}, "images": 4}
@@ -30,7 +31,7 @@ def write_run(
     metrics = {
         "source_only": {"accuracy": accuracy[0], "mean_class_accuracy": accuracy[0], **figures},
         "adapted": {"accuracy": whole, "mean_class_accuracy": whole / 2, **figures},
-        "delivered": {"model": delivered, "why": "", "norm": "mixed"},
+        "delivered": {"model": model, "why": "", "norm": "mixed"},
         "watched": {
             "images": 4,
             "cycles": list(range(len(accuracy))) if len(accuracy) > 1 else [],

@@ -125,7 +125,7 @@ def test_trials_of_norm_modes_run_to_their_end(folders: tuple[Path, Path], tmp_p
 
 @pytest.mark.parametrize("method", [m for m, found in discover().items() if found.adapts])
 def test_methods_whose_losses_grow_say_so(method: str) -> None:
-    """By their source: a reversed gradient that grows does not show in the loss."""
+    """This reads their source: a reversed gradient that grows does not show in the loss."""
     import inspect
 
     found = discover()[method]

@@ -38,11 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.cli._console import printable
-    from certvol.predict.new_images import Request, predict
+    from certvol.predict.new_images import PredictOptions, predict
 
     names = ("run", "images", "out", "coverage", "min_certainty", "measure", "rejected_dir")
     given = {name: getattr(options, name) for name in (*names, "max_error", "device", "use")}
-    found = predict(Request(**given), reporter)
+    found = predict(PredictOptions(**given), reporter)
     for path, reason in found.skipped[:NAMED_FILES]:
         reporter.warn(f"skipped {printable(path)}: {reason}")
     summary = f"{len(found.paths)} images predicted"

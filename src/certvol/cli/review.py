@@ -43,10 +43,10 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     elif options.answers is not None:
         lines = commands.import_answers(options.run, options.answers, options.risk)
     else:
-        request = commands.Request(
+        given = commands.ReviewOptions(
             options.run, options.labels, options.risk, options.images, options.device
         )
-        lines = commands.label(request, options.port, not options.no_browser, reporter)
+        lines = commands.label(given, options.port, not options.no_browser, reporter)
     for line in lines:
         print(line, flush=True)
     return 0

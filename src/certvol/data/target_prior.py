@@ -1,8 +1,8 @@
 """The target prior: what a user knows about how often each class occurs in the target.
 
-It rules which classes pseudo-labels may take, how adaptation composes batches (`Planner`), what the
-guard takes for a collapse, and the decision: the model's posterior is multiplied by the ratio of
-the prior to the class shares that the model was trained with.
+It decides which classes pseudo-labels may take, which classes batches visit (`Planner`) and what
+the guard considers a collapse. It also corrects predictions: the model's posterior is multiplied by
+the ratio of the prior to the class shares that the model was trained with.
 """
 
 import csv
@@ -25,9 +25,8 @@ from certvol.settings import DataConfig, nearest
 Shares = NDArray[np.float64]
 WORDS = ("unknown", "balanced", "source")
 COLUMNS = ("class", "share")
-ABSENT = -1e4  # is added to the logits of classes that the target lacks; finite, so that files can
-UNKNOWN_POWER = 0.0  # `training.class_power` where nothing is known of the shares
-CONTRADICTED = 0.5  # share of the predictions that would have to be wrong
+ABSENT = -1e4  # added to the logits of absent classes; finite, so that no arithmetic gives NaN
+CONTRADICTED = 0.5  # share of predictions that must be wrong if the prior is right
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +45,6 @@ class TargetPrior:
     def fingerprint(self) -> str:
         shares_C = np.empty(0) if self.shares_C is None else self.shares_C
         return fingerprint_of(self.allowed_C, shares_C)
-
-    @property
-    def class_power(self) -> float:
-        """Return what `training.class_power` is if it is not given."""
-        return UNKNOWN_POWER if self.shares_C is None else 0.0
 
     @property
     def classes_expected(self) -> float | None:

@@ -19,9 +19,8 @@ Labels = NDArray[np.int64]
 SMALLEST_SCALE = 1e-12
 ABSENT = -1e4  # logit of a class without source rows
 ROWS_AT_ONCE = 4096  # for distances to all source rows
-SCALE_NEIGHBOUR = (
-    7  # its distance is a node's bandwidth (Zelnik-Manor and Perona's self-tuning kernel)
-)
+# Its distance is a node's bandwidth (the self-tuning kernel of Zelnik-Manor and Perona).
+SCALE_NEIGHBOUR = 7
 SETTLED = 1e-6  # largest change of a strategy at which the game ends
 
 

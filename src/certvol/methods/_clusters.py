@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-COMPARED_ROWS = 2048  # compared with all others at a time
+SIMILARITIES_AT_ONCE = 2**25  # 128 MiB
 
 
 def cosine_distance(units_ND: Tensor, centres_CD: Tensor) -> Tensor:
@@ -62,14 +62,16 @@ def prototype_labels(rows_ND: Tensor, probabilities_NC: Tensor, least: int = 0) 
     return labels_N
 
 
-def nearest_others(rows_ND: Tensor, count: int) -> Tensor:
-    """Return the indices of each row's nearest other rows by cosine, N x at most `count`."""
-    units_ND = F.normalize(rows_ND.float(), dim=1)
-    count = min(count, len(units_ND) - 1)
-    found = []
-    for first in range(0, len(units_ND), COMPARED_ROWS):
-        part_RD = units_ND[first : first + COMPARED_ROWS]
-        cosine_RN = part_RD @ units_ND.T
+def nearest_others(units_ND: Tensor, count: int) -> Tensor:
+    """Return the indices of each row's nearest other rows by cosine, N x at most `count`.
+
+    Rows have unit length. The nearest come first. Memory grows with N, not with N squared.
+    """
+    size = max(1, SIMILARITIES_AT_ONCE // max(1, len(units_ND)))
+    count = max(0, min(count, len(units_ND) - 1))
+    found = [torch.empty(0, count, dtype=torch.int64, device=units_ND.device)]
+    for first in range(0, len(units_ND), size):
+        cosine_RN = units_ND[first : first + size] @ units_ND.T
         cosine_RN.diagonal(first).fill_(-torch.inf)
         found.append(cosine_RN.topk(count, dim=1).indices)
     return torch.cat(found)

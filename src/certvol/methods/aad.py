@@ -15,6 +15,7 @@ VisDA; smaller data were given 3 and a decay of up to 1.
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.methods._base import Batch, Labelled, Survey
@@ -46,7 +47,8 @@ class Method(SelfLabellingMethod):
 
     def label_target(self, survey: Survey) -> Labelled:
         p_NC = survey.probabilities_NC
-        near_NK = nearest_others(self.head.bottleneck(survey.features_ND), self.config.neighbours)
+        units_ND = F.normalize(self.head.bottleneck(survey.features_ND).float(), dim=1)
+        near_NK = nearest_others(units_ND, self.config.neighbours)
         return Labelled(p_NC.argmax(dim=1), {"near": p_NC[near_NK].sum(dim=1)})
 
     def target_losses(self, batch: Batch, logits_TC: Tensor) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from certvol.settings import setting
 def disagreement(first_NC: Tensor, second_NC: Tensor) -> Tensor:
     """Return the symmetric divergence of two rows of logits, averaged over rows and classes.
 
-    Its gradients leave the second argument of each Kullback-Leibler divergence's expectation alone.
+    No gradient flows through the distribution that each divergence averages over.
     """
     log_p, log_q = first_NC.float().log_softmax(dim=1), second_NC.float().log_softmax(dim=1)
     q_to_p = log_q.detach().exp() * (log_q.detach() - log_p)

@@ -13,6 +13,7 @@ rate (published: the backbone at a tenth).
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.methods._base import Batch, Labelled, Survey
@@ -30,7 +31,7 @@ def neighbour_labels(
     """Return each row's label by its neighbours, and the weight of that label."""
     sharp_NC = probabilities_NC.float().square()
     sharp_NC = sharp_NC / sharp_NC.sum(dim=0).clamp(min=LEAST_MASS)
-    near_NK = nearest_others(rows_ND, neighbours)
+    near_NK = nearest_others(F.normalize(rows_ND.float(), dim=1), neighbours)
     if near_NK.shape[1] == 0:  # a single image is its own neighbour
         near_NK = near_NK.new_zeros(1, 1)
     weights_N, labels_N = sharp_NC[near_NK].mean(dim=1).max(dim=1)

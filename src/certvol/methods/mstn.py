@@ -12,10 +12,10 @@ it learn at ten times the backbone's rate; here there is one rate, and only the 
 scaled. The discriminator is that of `dann`, with BatchNorm, and dropout as published: without, its
 loss stays at log 2 in short runs. The paper sums the squared distances over classes and dimensions;
 its code takes the mean over both, on an unnormalised layer (for digits, on 10 logits). Behind this
-bottleneck's BatchNorm the sum drowns the cross-entropy and the mean is drowned by it. A class that
-a batch lacks keeps its centroid (the published code shrinks it towards 0). A centroid starts at its
-class's first mean instead of at 0, and counts once both domains have one. `pseudo_labels: cycle`
-and `target_ce` are not in the paper.
+bottleneck's BatchNorm the sum far outweighs the cross-entropy, and the mean hardly counts. A class
+that a batch lacks keeps its centroid (the published code shrinks it towards 0). A centroid starts
+at its class's first mean instead of at 0, and counts once both domains have one. `pseudo_labels:
+cycle` and `target_ce` are not in the paper.
 """
 
 from dataclasses import dataclass

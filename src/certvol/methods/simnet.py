@@ -6,7 +6,7 @@ where f(x) are an image's features behind a bottleneck, m_c is the class's proto
 another bottleneck's output over its source images, and U and V have `rank` rows. Cross-entropy on
 the source + DANN's loss on f(x) + `orthogonality` * the squared cosines between the prototypes of
 different classes.
-Our choices, for values that we did not find: all of them. A prototype is a moving average of its
+Our choices, because we did not find the published ones: a prototype is a moving average of its
 class's means in batches, with which it starts, and the gradient flows through the newest mean. A
 class that no batch has shown has a random prototype. Similarities are divided by the root of the
 rank, U has biases, squared cosines are summed over pairs and divided by the number of classes, and

@@ -129,7 +129,7 @@ def _describe_timm(name: str, image_size: int | None) -> BackboneInfo:
         raise UserError(
             f"the backbone `{name}` takes images of {channels} channels, not 3; choose another"
         )
-    # The meta device computes shapes alone: no memory, time or random numbers of the caller.
+    # The meta device computes only shapes: it takes no memory or time, and draws nothing.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             with torch.device("meta"):

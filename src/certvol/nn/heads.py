@@ -14,7 +14,7 @@ from torch import Tensor, nn
 Drop = Callable[[Tensor], Tensor]
 """Dropout, applied before each linear layer of a classifier."""
 
-# f_Sigma starts near this width, whatever the feature: small against log C, and not saturated.
+# f_Sigma starts near this width for any feature: small against log C, and not saturated.
 INITIAL_SIGMA = 0.7
 # Slope of f_Sigma's hidden units below zero. Without it, one large step can switch all of them off
 # for good, and sigma with them.

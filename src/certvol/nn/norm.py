@@ -42,9 +42,9 @@ class Domains:
 
 
 class DomainBatchNorm(nn.Module):
-    """BatchNorm with two sets of statistics, the second for the target in a mode with domains.
+    """BatchNorm with two sets of statistics; modes with domains use the second for the target.
 
-    A batch with one value per channel has no statistics: the stored ones normalise it and stay.
+    A batch with one value per channel has no statistics. The stored ones normalise it, unchanged.
     """
 
     running_mean_2C: Tensor
@@ -96,8 +96,8 @@ class DomainBatchNorm(nn.Module):
     ) -> Tensor:
         """Normalise with mean and variance of all processes' rows, gradients included.
 
-        A share of zero rows takes part too: the others wait for it. If no process has rows, nothing
-        moves.
+        A process without rows takes part too, because the others wait for it. If no process has
+        rows, the statistics do not move.
         """
         with torch.autocast(x.device.type, enabled=False):
             values = x.float()
@@ -173,26 +173,23 @@ def copy_source_to_target(backbone: nn.Module) -> None:
 
 @torch.no_grad()
 def estimate_target_statistics(
-    backbone: nn.Module,
-    batches: Iterable[Tensor],
-    forward: Callable[[Tensor], object] | None = None,
+    method: nn.Module, batches: Iterable[Tensor], forward: Callable[[Tensor], object]
 ) -> None:
     """Set the statistics to their average over batches of target images, weighted by size.
 
-    `forward` replaces `backbone(images)` if more layers follow. Every process sees all images, so
-    statistics are not synchronised.
+    Every process sees all images, so statistics are not synchronised.
     """
-    layers = list(domain_layers(backbone))
+    layers = list(domain_layers(method))
     before = [(layer.momentum, layer.domains.synchronised) for layer in layers]
-    was_training = backbone.training
-    backbone.eval()
+    was_training = method.training
+    method.eval()
     seen = 0
     for images_NCHW in batches:
         seen += len(images_NCHW)
         for layer in layers:
             layer.train()
             layer.momentum, layer.domains.synchronised = len(images_NCHW) / seen, False
-        (forward or backbone)(images_NCHW)
+        forward(images_NCHW)
     for layer, (momentum, synchronised) in zip(layers, before, strict=True):
         layer.momentum, layer.domains.synchronised = momentum, synchronised
-    backbone.train(was_training)
+    method.train(was_training)

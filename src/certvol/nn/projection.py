@@ -34,7 +34,7 @@ def kept_dimensions(model: ModelConfig, dim: int, images: int, closed_form: bool
 class Projection(nn.Module):
     """Subtract a mean, and keep the coordinates along orthonormal directions.
 
-    Distances stay what they were, except for what lies outside these directions. The map is set
+    Only the part of a distance outside these directions is lost. The map is set
     once, by `fit_projection`, and delivered with the model.
     """
 

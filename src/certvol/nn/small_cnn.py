@@ -1,4 +1,4 @@
-"""A small network for tiny images (32 pixels and below), trained from scratch, even on a CPU."""
+"""A small network for images of 32 pixels or less, quick to train from scratch on a CPU."""
 
 from torch import Tensor, nn
 

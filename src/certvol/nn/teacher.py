@@ -57,7 +57,7 @@ class Teacher(nn.Module):
     def _swap(self) -> None:
         for own, student in self._paired():
             own.data, student.data = student.data, own.data
-        torch.clear_autocast_cache()  # it looks weights up by parameter: these have changed
+        torch.clear_autocast_cache()  # it holds copies of the weights from before the swap
 
     @contextmanager
     def in_charge(self) -> Iterator[None]:

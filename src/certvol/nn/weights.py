@@ -17,7 +17,7 @@ from certvol.errors import UserError, first_line
 WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel and torch.compile put these before every name
 OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
-HUB_DEADLINE_SECONDS = 7.0  # keeps the time to an error, imports included, well below 15 seconds
+HUB_DEADLINE_SECONDS = 7.0  # with imports, an error then comes well within 15 seconds
 HUB_FILES = ["model.safetensors", "pytorch_model.bin"]
 NO_DOWNLOAD = "`model.hub` is false, and they are not in the local cache"
 

@@ -1,4 +1,4 @@
-"""What a run's end knows without target labels: outputs of both models for source and target.
+"""The evidence that a finished run has without target labels: both models' outputs.
 
 `Evidence` is all that the verdict and the temperature rest on. S held-out source images, N target
 images (at most `outcome.FEATURE_IMAGES` of them, so that labelled and unlabelled runs agree).

@@ -5,9 +5,9 @@ S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre, or sever
 with `data.view_set shifted`, and normalises. For a run on
 files of features the input is `features` instead: float32, N x D, with D as `input_size`. Outputs
 are `logits` (N x C), whose softmax is the run's probabilities, and, if the method has it, `sigma`
-(N). The file's metadata, with values as
-JSON: `labels`, `input`, `input_size`, `outputs`, `thresholds` (measure -> coverage -> value, for
-measures that follow from the outputs), `method`, `backbone`, `format`.
+(N). The file's metadata, with values as JSON: `labels`, `input`, `input_size`, `outputs`,
+`thresholds` (measure -> coverage -> value, for measures that follow from the outputs), `method`,
+`backbone`, `format`.
 
 Neither file holds a pickle. But torch's reader of `.pt2` would run a pickle that somebody adds to
 one, so of the two only ONNX is safe to accept from a stranger.

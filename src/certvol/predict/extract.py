@@ -70,7 +70,7 @@ def extract_features(
     rows[order] = np.arange(len(order))
     augmented = asdict(augment) if views > 1 else None
     versions, reading = (VERSION, DECODER_VERSION, info), (data.max_megapixels, device.type)
-    about = (*versions, views, augmented, *reading, bf16, CHUNK)
+    about: tuple[object, ...] = (*versions, views, augmented, *reading, bf16, CHUNK)
     if shifted:
         about = (*about, data.view_set)
     text = f"certvol features {about} {weights_digest(backbone)}\0"

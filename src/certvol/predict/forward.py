@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import entr, softmax
+from scipy.special import softmax
 from torch import Tensor
 
 from certvol.distributed import Team
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
 from certvol.scores import calibration
-from certvol.scores.uncertainty import LABEL_FREE, MEASURES
+from certvol.scores.uncertainty import LABEL_FREE, MEASURES, logit_measures
 from certvol.settings import Config
 
 Values = NDArray[np.float32]
@@ -35,7 +35,7 @@ class Outputs:
     features_KD: Values = field(default_factory=lambda: np.empty((0, 0), np.float32))
     """The features of the K images that were asked for."""
     logits_NC: Values | None = None
-    """What the probabilities are the softmax of, if known: they may be too small to tell."""
+    """The logits behind the probabilities, if known: a small probability rounds to 0."""
 
     @property
     def labels_N(self) -> NDArray[np.int64]:
@@ -70,23 +70,21 @@ class Outputs:
         """Divide the logits by a temperature. Measures of them follow, and no label changes."""
         if temperature == 1:
             return self
-        logits_NC = calibration.logits_of(self.probabilities_NC)
-        if self.logits_NC is not None:
-            logits_NC = self.logits_NC.astype(np.float64)
-        scaled_NC = logits_NC / temperature
-        soft_NC = softmax(scaled_NC, axis=1)
-        probabilities_NC = _keeping_labels(soft_NC, self.labels_N)
-        extra = dict(self.extra)
-        for name in extra.keys() & {"logit", "logit_gt", "logit_diff"}:
-            extra[name] = extra[name] / np.float32(temperature)
+        logits_NC = self.logits_NC
+        if logits_NC is None:
+            logits_NC = calibration.logits_of(self.probabilities_NC).astype(np.float32)
+        scaled_NC = logits_NC.astype(np.float64) / temperature
+        probabilities_NC = _keeping_labels(softmax(scaled_NC, axis=1), self.labels_N)
+        measures = logit_measures(torch.from_numpy(scaled_NC))
+        extra = {name: measures[name].numpy() for name in self.extra.keys() & measures.keys()}
         if "probability" in extra:
             extra["probability"] = probabilities_NC.max(axis=1)
-        if "entropy" in extra:
-            extra["entropy"] = np.asarray(entr(soft_NC).sum(axis=1), dtype=np.float32)
+        if "logit_gt" in self.extra:
+            extra["logit_gt"] = self.extra["logit_gt"] / np.float32(temperature)
         return replace(
             self,
             probabilities_NC=probabilities_NC,
-            extra=extra,
+            extra={**self.extra, **extra},
             logits_NC=scaled_NC.astype(np.float32),
         )
 
@@ -190,7 +188,7 @@ def run_batches(
 
 
 def _at_least_float32(logits_NC: Tensor) -> Tensor:
-    """Float64 stays, as the estimators use it: the softmax of far rows overflows in float32."""
+    """Keep float64, which the estimators use: the softmax of far rows overflows in float32."""
     return logits_NC if logits_NC.dtype == torch.float64 else logits_NC.float()
 
 

@@ -39,7 +39,7 @@ class Judged:
 
     @property
     def errors_n(self) -> Flags:
-        """What counts as an error for a threshold."""
+        """The answers that count as errors for a threshold."""
         return self.wrong_n | self.unsure_n
 
 

@@ -28,7 +28,7 @@ from certvol.runs.outputs import check_output, write_output
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictOptions:
     """The options of `certvol predict`."""
 
     run: str
@@ -59,34 +59,34 @@ class Predicted:
     """The rule that reviewed labels allow, if a maximum error was given."""
 
 
-def predict(request: Request, reporter: Reporter) -> Predicted:
-    limits = request.min_certainty, request.rejected_dir, request.max_error
-    reject.check_options(request.coverage, *limits)
-    has_features = any(is_feature_file(word) for word in request.images)
-    paths, problems = (list(request.images), []) if has_features else image_paths(request.images)
-    check_output(request.out, inputs=paths)
-    if has_features and request.rejected_dir is not None:
+def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
+    limits = options.min_certainty, options.rejected_dir, options.max_error
+    reject.check_options(options.coverage, *limits)
+    has_features = any(is_feature_file(word) for word in options.images)
+    paths, problems = (list(options.images), []) if has_features else image_paths(options.images)
+    check_output(options.out, inputs=paths)
+    if has_features and options.rejected_dir is not None:
         raise UserError(
             "--rejected-dir copies images, and files of features hold none; leave it out: the "
             "table says which rows are rejected"
         )
-    on_target = "--coverage" if request.coverage is not None else "--max-error"
-    if request.use == "pretrained" and (request.coverage or request.max_error) is not None:
+    on_target = "--coverage" if options.coverage is not None else "--max-error"
+    if options.use == "pretrained" and (options.coverage or options.max_error) is not None:
         raise UserError(
             f"{on_target} is set on the delivered model's predictions of the target, which are not "
             "the pretrained model's; give --min-certainty instead"
         )
-    which: Literal["model", "pretrained"] = "model" if request.use == "delivered" else "pretrained"
-    model = load(request.run, request.device, which)
-    chosen = reject.choose_measure(request.measure, model.has_sigma)
-    threshold = request.min_certainty
+    which: Literal["model", "pretrained"] = "model" if options.use == "delivered" else "pretrained"
+    model = load(options.run, options.device, which)
+    chosen = reject.choose_measure(options.measure, model.has_sigma)
+    threshold = options.min_certainty
     rule = None
-    if request.coverage is not None or request.max_error is not None:
-        rule = reject.choose_rule(request.run, chosen, request.coverage, request.max_error)
+    if options.coverage is not None or options.max_error is not None:
+        rule = reject.choose_rule(options.run, chosen, options.coverage, options.max_error)
         threshold = rule.threshold
-    folder = None if request.rejected_dir is None else Path(request.rejected_dir)
+    folder = None if options.rejected_dir is None else Path(options.rejected_dir)
     if folder is not None:
-        reject.check_folder(folder, request.images)
+        reject.check_folder(folder, options.images)
     found = Predicted()
     read = _feature_batches if has_features else _image_batches
     batches = read(model, paths, found, reporter)
@@ -104,10 +104,10 @@ def predict(request: Request, reporter: Reporter) -> Predicted:
     if threshold is not None:
         found.accepted = reject.accept(outputs, chosen, threshold)
         found.rule = reject.describe_rule(chosen, threshold)
-        found.max_error_rule = rule if request.max_error is not None else None
+        found.max_error_rule = rule if options.max_error is not None else None
     column = None if in_predictions else chosen
     table = predictions_csv(found.paths, model.classes, outputs, found.accepted, column)
-    write_output(request.out, table)
+    write_output(options.out, table)
     if folder is not None and found.accepted is not None:
         reject.collect(folder, found.paths, model.classes, outputs, chosen, found.accepted)
     found.skipped += problems

@@ -131,7 +131,7 @@ class _Passes:
     ) -> Outputs:
         """Predict images of a domain with the BatchNorm statistics of `norm_domain`.
 
-        Where both are of one domain, measure certainty too.
+        If both are the same domain, certainty is measured too.
         """
         method, settings = self.model.method, self.model.config.training
         mine_P = images_P[self.team.share(len(images_P))]

@@ -46,7 +46,7 @@ NAMED_CLASSES = 3
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rule looks at."""
+    """The figures that the rule uses."""
 
     images: int
     num_classes: int

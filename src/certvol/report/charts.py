@@ -160,7 +160,7 @@ class Matrix(Chart):
 
 
 @dataclass(frozen=True)
-class Bin:
+class ReliabilityBin:
     """The images whose largest probability lies between `low` and `high`."""
 
     low: float
@@ -173,7 +173,7 @@ class Bin:
 @dataclass(frozen=True, kw_only=True)
 class Reliability(Chart):
     kind: ClassVar[str] = "reliability"
-    bins: list[Bin]
+    bins: list[ReliabilityBin]
     """The bins that are not empty."""
 
     def table(self) -> Table:

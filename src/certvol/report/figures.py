@@ -11,13 +11,13 @@ from certvol.progress import percent
 from certvol.report.charts import (
     Axis,
     Bars,
-    Bin,
     Chart,
     Line,
     Lines,
     Mark,
     Matrix,
     Reliability,
+    ReliabilityBin,
     Series,
     line,
 )
@@ -73,7 +73,7 @@ def reliability(record: Record) -> Reliability:
         title="Reliability of the probability",
         caption="On the diagonal, images with a probability of 80 % are right in 80 % of cases. "
         f"Darker bars hold more images.{calibration}",
-        bins=[Bin(*values) for values in known if len(values) == len(keys)],
+        bins=[ReliabilityBin(*values) for values in known if len(values) == len(keys)],
     )
 
 

@@ -23,10 +23,8 @@ from certvol.progress import Progress
 COLUMNS = 16
 PER_SHEET = COLUMNS * 12
 MOST_THUMBNAILS = 20_000
-_CELLS = {
-    3_000: 96,
-    10_000: 80,
-}  # up to so many images: side of a cell, in WebP's blocks of 16 pixels
+# Largest number of images -> side of a cell, a multiple of WebP's blocks of 16 pixels.
+_CELLS = {3_000: 96, 10_000: 80}
 _SMALLEST_CELL = 64
 _QUALITIES = (75, 60, 45, 30, 15, 5)
 _LOSSLESS_CELL = 32  # lossy compression would smear such small thumbnails into each other

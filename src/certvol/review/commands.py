@@ -1,4 +1,4 @@
-"""What `certvol review` does: serve the page, export images to label, import labels."""
+"""The three uses of `certvol review`: serve the page, export images to label, import labels."""
 
 import secrets
 import webbrowser
@@ -19,7 +19,9 @@ from certvol.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Request:
+class ReviewOptions:
+    """The options of `certvol review`, to label on the page."""
+
     run: str
     labels: int
     risk: float
@@ -28,7 +30,7 @@ class Request:
 
 
 def label(
-    request: Request, port: int | None, opens_browser: bool, reporter: Reporter
+    options: ReviewOptions, port: int | None, opens_browser: bool, reporter: Reporter
 ) -> Iterator[str]:
     """Serve the page until Ctrl-C; yield the lines to print."""
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
@@ -38,17 +40,17 @@ def label(
         )
     from certvol.review import server
 
-    target = open_target(request.run)
-    files = find_images(target, request.images)
-    items = target.queue(request.labels)
+    target = open_target(options.run)
+    files = find_images(target, options.images)
+    items = target.queue(options.labels)
     gone = sum(files[item.row] is None for item in items)
     if gone:
         reporter.warn(f"{gone} of the {len(items)} images to label are gone")
     with opened(target.run, target.classes) as labels:
         rows = [item.row for item in items]
         rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]
-        guesses = make_guesses(target, rows, files, request.device, reporter)
-        session = Session(target, items, files, guesses, labels, request.risk)
+        guesses = make_guesses(target, rows, files, options.device, reporter)
+        session = Session(target, items, files, guesses, labels, options.risk)
         token = secrets.token_urlsafe(16)
         with server.listen(port) as listener:
             address = f"http://{server.HOST}:{listener.getsockname()[1]}/{token}/"

@@ -1,4 +1,4 @@
-"""What the labels say about the model: accuracy, a threshold, and how many more labels to give.
+"""Estimate from the labels: accuracy, a threshold, and how many more labels to give.
 
 Only random images count. Images that the reviewer cannot tell are left out of the accuracy, and
 count as errors for the threshold.

@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from certvol.data.folders import printable, reason_of
 from certvol.errors import UserError
-from certvol.review.queue import Item
+from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.outputs import check_output, write_output
 from certvol.runs.review_labels import COLUMNS, Review, clean_path, parse_review

@@ -1,4 +1,4 @@
-"""What both models think of the images to label, computed once and kept in the run.
+"""Predict the images to label with both models, once, and keep the result in the run.
 
 RUN/review.safetensors holds `rows` of predictions.csv, the delivered model's `probabilities` of
 each, and the class that the model `before` adaptation predicts.

@@ -15,7 +15,7 @@ from certvol.data.folders import printable
 from certvol.review.estimates import Estimates, estimate
 from certvol.review.guesses import Guesses
 from certvol.review.labels_file import LabelsFile
-from certvol.review.queue import Item
+from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.review_labels import ANSWERS, Review
 

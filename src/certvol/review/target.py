@@ -14,7 +14,7 @@ from certvol.predict.forward import certainty
 from certvol.predict.max_error import target_values
 from certvol.predict.reject import choose_measure
 from certvol.report.records import Features, Record, read_record
-from certvol.review.queue import Item, random_order, strata, useful_order
+from certvol.review.sampling import Item, random_order, strata, useful_order
 from certvol.runs.folder import RunFolder
 from certvol.runs.review_labels import clean_path
 

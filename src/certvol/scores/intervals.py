@@ -54,17 +54,6 @@ class RiskThreshold:
     """Labels in total that should allow a threshold, at today's error rates; None if none would."""
 
 
-def wilson(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
-    """Return Wilson's interval: about right on average, though not for every true share."""
-    if trials <= 0:
-        return Interval(math.nan, 0.0, 1.0)
-    z, share = float(special.ndtri((1 + confidence) / 2)), successes / trials
-    scale = 1 + z**2 / trials
-    centre = (share + z**2 / (2 * trials)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
-
-
 def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact binomial interval: it covers every true share at least this often."""
     if trials <= 0:
@@ -224,9 +213,9 @@ def _labels_for_any(
 ) -> int | None:
     """Return how many labels in total should allow some threshold, at the error rates seen so far.
 
-    Half an error more than was seen keeps a few right labels from promising too much; without any
-    promise by that, the rates count as they are. Without labels, this is the number that allows a
-    threshold if all are right.
+    Half an error is added to those seen, so that a few right labels do not promise too much. If no
+    threshold follows from that, the rates count as seen. Without labels, this is the number that
+    allows a threshold if all are right.
     """
     labels = len(certainty_n)
     if labels == 0:

@@ -223,7 +223,7 @@ def norm_margin(num_classes: int) -> float:
 
 
 def fits_better(scores: Scores, other: Scores, num_classes: int) -> bool:
-    """Whether statistics that fit the target more serve it better than `other` ones.
+    """Return whether statistics that fit the target more closely predict it better than `other`.
 
     Statistics that do not suit the target leave its predictions uncertain. This holds both ways:
     shared ones under a large shift, and the target's own where it lacks classes. A shift can also
@@ -246,7 +246,7 @@ def preferred_mode(trials: Trials, num_classes: int) -> str:
 
     A mode that fits the target more must be better than all that fit it less: `frozen` statistics
     ignore the target, `mixed` ones share a set with the source, `per_domain` ones are the target's
-    own. If all collapsed, `mixed` needs no excuse.
+    own. If all collapsed, the choice is `mixed`.
     """
     healthy = {mode: each for mode in NORM_MODES if (each := trials.get(mode)) is not None}
     for mode in reversed(healthy):

@@ -248,12 +248,12 @@ class TrainingConfig:
         help="balanced: equally many images per class and pseudo-class; plain: images as they "
         "come; auto: as in the method's paper.",
     )
-    class_power: float | None = setting(
-        None,
+    class_power: float = setting(
+        0.0,
         at_least=0,
         at_most=1,
         help="With balanced batches: draw target images of a class as often as its share of the "
-        "pseudo-labels to this power; 0: equally often; null: by data.target_prior.",
+        "pseudo-labels to this power; 0: equally often.",
     )
     teacher: float = setting(
         0.0,

@@ -1,4 +1,4 @@
-"""What all estimators share: which rows are source and target, scales, checks of parameters."""
+"""The base of all estimators: source and target rows, scales, checks of parameters."""
 
 import math
 from numbers import Integral, Real
@@ -30,7 +30,7 @@ def declared(*sections: type, **renamed: str) -> dict[str, Setting]:
 
 
 class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Shared: which rows are source and target, standardisation, predictions."""
+    """The base of the estimators: separates the domains, standardises, predicts."""
 
     classes_: NDArray[Any]
     _settings: ClassVar[dict[str, Setting]]

@@ -1,4 +1,4 @@
-"""Record a training step once as a CUDA graph and replay it: the GPU never waits for Python."""
+"""Record a training step as a CUDA graph and replay it, so that the GPU never waits for Python."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +58,7 @@ def _side_stream(device: int) -> Any:
 
 
 class Recorder:
-    """Runs the first steps of a kind directly and replays later ones; both compute the same."""
+    """Runs the first steps of a kind directly and replays later ones, with the same results."""
 
     def __init__(self, train_on: TrainOn, enabled: bool) -> None:
         self.train_on, self.enabled = train_on, enabled
@@ -73,7 +73,7 @@ class Recorder:
     def run(self, batch: Batch, mode: str, split_matters: bool) -> tuple[Terms, Batch]:
         """Take a step in a norm mode.
 
-        `split_matters`: another number of source rows makes another kind of step.
+        `split_matters`: steps with different numbers of source rows are different kinds.
         """
         if not self.enabled:
             return self.train_on(batch), batch

@@ -44,7 +44,7 @@ class CycleLabels:
     def plan(self, cycle: int) -> None:
         """Label the target for a cycle and plan its batches, unless its labels have settled.
 
-        Nothing changes before the last moment at which the run may be stopped.
+        The state changes only after the last point at which the run may be stopped.
         """
         trainer, ahead, started = self.trainer, self.ahead_for(cycle), time.monotonic()
         first, steps = cycle * trainer.cycle_steps, trainer.cycle_steps
@@ -95,9 +95,9 @@ class CycleLabels:
         return self.labeller.survey(cycle, stage, pools, stop_if_asked)
 
     def survey_ahead(self, cycle: int) -> None:
-        """Survey the target for the next cycle's labels now, so that the guard can look at that.
+        """Survey the target for the next cycle now: the guard then needs no pass of its own.
 
-        The run may be stopped meanwhile: it then stands behind the last step of the present plan.
+        A run that is stopped meanwhile resumes after the last step of the present plan.
         """
         if self.surveys_ahead:
             started = time.monotonic()
@@ -116,7 +116,7 @@ class CycleLabels:
                 self._note_change(self.state.position.changed)
 
     def _note_labels(self, before_N: Indices, now_N: Indices) -> None:
-        """Clusters may rest while the classifier still learns them, so both must be quiet."""
+        """Clusters may stay the same while the classifier still learns them: both must settle."""
         self._note_change(max(_share_changed(before_N, now_N), self.state.position.changed))
 
     def _note_change(self, changed: float) -> None:

@@ -64,12 +64,12 @@ class Keeper:
         raise NotImplementedError
 
     def begin_trial(self, mode: norm.Mode, fresh: bool) -> None:
-        """Let lines and weights that follow belong to a trial; a `fresh` one starts without any."""
+        """Write the following lines and weights to a trial; a `fresh` trial starts without any."""
 
     def end_trials(self, chosen: norm.Mode, replace: bool) -> None:
         """Make the lines and weights of the chosen trial the run's own.
 
-        `replace` says that the trial had a pretraining of its own, whose lines replace the run's.
+        `replace`: the trial pretrained again, and its lines replace those of the run.
         """
 
     def drop_trials(self, state: RunState) -> None:

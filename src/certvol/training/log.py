@@ -13,7 +13,7 @@ from certvol.training.keeper import Keeper
 
 DEAD_SIGMA = 1e-3
 LARGEST_SIGMA = 3.0  # times log C, the largest value that the losses ask for
-TIMED_STEPS = 5  # after a first one that also prepares
+TIMED_STEPS = 5  # after the first, which also sets things up
 LONG = 3600.0  # seconds
 
 

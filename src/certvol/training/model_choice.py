@@ -165,7 +165,7 @@ class ModelChoice:
         """The probabilities of the best cycle by `ensv`."""
 
     def expect(self, classes: float | None) -> None:
-        """Note that the target may have as few classes as this; None says nothing."""
+        """Note that the target may have only so many classes; None: nothing is known."""
         if classes is not None:
             before = self.pretrained.get("classes_expected")
             fewer = classes if before is None else min(before, classes)
@@ -221,8 +221,8 @@ class ModelChoice:
     ) -> tuple[Delivery, str | None]:
         """Return the delivery, and the validator whose best weights are its model.
 
-        `last` is the newest cycle, `collapse` the signs that ended adaptation, if labels that had
-        `settled` did not; the pretrained model predicts with `source_mode`.
+        `last` is the newest cycle, and `collapse` holds the signs that ended adaptation. `settled`:
+        it ended because labels no longer changed. The pretrained model predicts with `source_mode`.
         """
         select = self.config.select
         validator = GUARD_VALIDATOR if select == "last" else select

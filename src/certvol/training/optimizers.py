@@ -37,10 +37,10 @@ def _adamw(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool
 
 
 def _start_momentum(optimizer: Optimizer) -> None:
-    """Start the momentum of weights that get their first gradient now at 0.
+    """Set to 0 the momentum of weights that now get their first gradient.
 
-    A discriminator's weights do so when adaptation starts. A fused step of SGD takes the momentum
-    of all weights or of none; from 0 it is the step that it would have been.
+    A discriminator's weights get theirs when adaptation starts. A fused step of SGD needs the
+    momentum of all weights or of none; a momentum of 0 does not change the step.
     """
     for group in optimizer.param_groups:
         for weight in group["params"] if group["momentum"] > 0 else ():

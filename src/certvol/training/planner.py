@@ -83,8 +83,7 @@ class Planner:
         self.adapted_classes = np.flatnonzero(prior.allowed_C)
         self.shape = batch_shape(settings.batch_size, self.num_classes)
         self.adapted_shape = batch_shape(settings.batch_size, len(self.adapted_classes))
-        given = settings.class_power
-        self.power = prior.class_power if given is None else given
+        self.power = settings.class_power
         self.plain = (usual if settings.batches == "auto" else settings.batches) == "plain"
 
     def pretraining(self, cycle: int, first_step: int, steps: int) -> CyclePlan:

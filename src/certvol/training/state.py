@@ -128,7 +128,7 @@ class RunState:
         self.set_labelled(self._labelled_in(state.tensors))
 
     def note_change(self, changed: float, most: float) -> None:
-        """Count a cycle that changed a share of the labels, at most `most` if it was quiet."""
+        """Count a cycle as steady if it changed at most the share `most` of the labels."""
         position = self.position
         position.steady = position.steady + 1 if changed <= most else 0
         if position.steady >= SETTLED_CYCLES and position.trial is None:

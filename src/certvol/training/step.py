@@ -23,9 +23,9 @@ from certvol.settings import TrainingConfig
 from certvol.training.cuda_graph import Recorder
 from certvol.training.optimizers import OPTIMIZERS
 
-SMALLEST_NORM = 1e-12  # of a gradient that weights climb along
+SMALLEST_NORM = 1e-12  # of the gradient that weights climb along, to divide by it
 STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
-HEAD_RATE = 10.0  # learning rate of the layers behind a frozen backbone, in that of a trained one
+HEAD_RATE = 10.0  # usual `training.head_rate` behind a frozen backbone
 
 
 class _Losses(nn.Module):
@@ -152,7 +152,7 @@ class Stepper:
             return losses(batch)
 
     def _weighted(self, loss: Tensor, batch: Batch) -> Tensor:
-        """Let a larger share of the batch weigh more: the processes' gradients are averaged."""
+        """Weight a loss by its share of the batch: the gradients of the processes are averaged."""
         weight = len(batch.rows) * self.team.size / batch.total
         return loss if weight == 1 else loss * weight
 
@@ -230,7 +230,7 @@ class Stepper:
     def average_buffers(self) -> None:
         """Average across processes the buffers that each updates from its own rows.
 
-        This runs after every step, so that it does not matter when a checkpoint is written.
+        This runs after every step, so that a checkpoint may be written at any time.
         """
         if self.team.size == 1:
             return

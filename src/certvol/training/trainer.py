@@ -171,7 +171,7 @@ class Trainer:
         return steps_of_run(self.settings, self.method) + again - done
 
     def pretrain(self) -> None:
-        """Train on the source, and check the result: the last step may have ruined it."""
+        """Train on the source, then check the result: even the last step may have ruined it."""
         steps, size, position = (
             self.settings.pretrain_steps,
             self.task.pretrain_cycle,
@@ -309,7 +309,7 @@ class Trainer:
         return delivery
 
     def _judge_pretraining(self) -> None:
-        """Warn if pretraining failed: at the end of a run, because users read that."""
+        """Warn if pretraining failed. This comes at the end of a run, where users see it."""
         if self.settings.pretrain_steps > 0:
             accuracy = self.choice.pretrained.get("source_accuracy")
             images = len(self.watch.source_images)

@@ -21,7 +21,7 @@ INITIAL, START, START_FROZEN = "initial", "start", "start-frozen"
 
 
 class Trials:
-    """`modes` are the candidates; there are none without a choice to make."""
+    """`modes` are the candidates; empty if there is nothing to choose."""
 
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer, config = trainer, trainer.config
@@ -71,7 +71,7 @@ class Trials:
         except FloatingPointError as error:
             if mode != "frozen":
                 raise
-            # Nobody asked for this candidate, so it must not end the run.
+            # The user did not ask for this candidate, so it must not end the run.
             trainer.reporter.warn(f"norm mode frozen is left out: {error} no longer finite")
             keeper.restore(START, trainer.state)
             scores[mode] = None

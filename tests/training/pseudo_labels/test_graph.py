@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from certvol.training.pseudo_labels import _graph
+from certvol.methods import _clusters
 from certvol.training.pseudo_labels._graph import (
     Neighbours,
     nearest_neighbours,
@@ -41,7 +41,7 @@ def affinity(neighbours: Neighbours) -> Tensor:
 def test_neighbours_are_those_of_a_naive_search(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_graph, "CHUNK_ENTRIES", chunk * 30)
+    monkeypatch.setattr(_clusters, "SIMILARITIES_AT_ONCE", chunk * 30)
     rows_ND = units()
     found = nearest_neighbours(rows_ND, 4).rows_NK
     for i, row in enumerate(found.tolist()):

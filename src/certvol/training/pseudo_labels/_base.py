@@ -31,8 +31,7 @@ class Chunk:
 class PseudoLabelRule:
     """Labels target images by the present model only.
 
-    A resumed run does not have what a rule kept from earlier cycles, so a rule may keep only what
-    follows from the run's inputs.
+    A rule may keep only what follows from the run's inputs: a resumed run starts with a new rule.
     """
 
     summary: ClassVar[str]

@@ -1,17 +1,13 @@
-"""A graph of nearest neighbours among target images, and what can be computed on it.
+"""A graph of nearest neighbours among target images, and what can be computed on it."""
 
-Rows are compared a chunk at a time, so memory grows with N, not with N squared.
-"""
-
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from certvol.methods._clusters import nearest_others
 from certvol.scores.uncertainty import entropy
 
-CHUNK_ENTRIES = 2**25  # of the similarities that are held at a time: 128 MiB
 LOG_FLOOR = 1e-10
 TOLERANCE = 1e-4
 
@@ -36,24 +32,13 @@ class Neighbours:
 
 def nearest_neighbours(units_ND: Tensor, k: int) -> Neighbours:
     """Find neighbours by the cosine, exactly."""
-    count = len(units_ND)
-    k = min(k, count - 1)
-    if k < 1:
-        return Neighbours(torch.empty(count, 0, dtype=torch.int64, device=units_ND.device))
-    size = max(1, CHUNK_ENTRIES // count)
-    found = []
-    for start in range(0, count, size):
-        similarity_RN = units_ND[start : start + size] @ units_ND.T
-        rows_R = torch.arange(len(similarity_RN), device=units_ND.device)
-        similarity_RN[rows_R, rows_R + start] = -math.inf
-        found.append(similarity_RN.topk(k, dim=1).indices)
-    return Neighbours(torch.cat(found))
+    return Neighbours(nearest_others(units_ND, k))
 
 
 def neighbours_for(probabilities_NC: Tensor, most: int) -> int:
-    """Return how many neighbours of an image probably show its class: at most half of such images.
+    """Return how many neighbours of an image probably show the same class, at most `most`.
 
-    The number of classes in use is estimated from the mean prediction.
+    That is half of the images per class; the mean prediction tells how many classes are in use.
     """
     in_use = float(entropy(probabilities_NC.mean(dim=0, keepdim=True)).exp())
     return max(1, min(most, round(0.5 * len(probabilities_NC) / in_use)))

@@ -148,7 +148,7 @@ class Labeller:
     def survey(
         self, cycle: int, stage: int, source_pools: list[Indices], between_chunks: BetweenChunks
     ) -> Survey:
-        """Return what the model makes of all target images, the same in every process.
+        """Return features and probabilities of all target images, the same in every process.
 
         `source_pools` holds the source images of each class; they are looked at only if the method
         or the rule asks for them.

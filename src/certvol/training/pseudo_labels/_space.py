@@ -13,16 +13,16 @@ from certvol.methods._base import Survey
 from certvol.nn.projection import principal_directions
 from certvol.randomness import torch_generator
 
-MAX_DIMS = 256  # of the rows that are compared; more cost time and gain nothing
-MOST_ROWS = 16_384  # from which their directions are estimated
+MAX_DIMS = 256  # of the compared rows; more take longer and gain nothing
+MOST_ROWS = 16_384  # from which the directions are estimated
 RIDGE = 0.25
 
 
 def comparable_rows(survey: Survey) -> tuple[Tensor, Tensor]:
     """Return source and target rows of unit length, whose dot product compares images.
 
-    Both domains are centred on the source: the mean of a target that shows few classes is no
-    reference. Features that are never negative are replaced by their square roots first, which
+    Both domains are centred on the source, because a target that shows few classes has a
+    different mean. Features that are never negative are replaced by their square roots first, which
     keeps a few large entries from deciding.
     """
     source_SD, labels_S = survey.source_features_SD, survey.source_labels_S
@@ -79,7 +79,7 @@ def whitening(rows_SD: Tensor, labels_S: Tensor, num_classes: int) -> Tensor:
     residuals_SD = rows_SD - (sums_CD / counts_C[:, None])[labels_S]
     covariance_DD = residuals_SD.T @ residuals_SD / len(rows_SD)
     trace = covariance_DD.trace()
-    if trace <= 0:  # one image per class: nothing is known of the spread within classes
+    if trace <= 0:  # one image per class, so the spread within classes is unknown
         return torch.eye(len(covariance_DD), device=rows_SD.device)
     ridge = RIDGE * covariance_DD.square().sum() / trace
     values_D, vectors_DD = torch.linalg.eigh(covariance_DD)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from certvol.report.records import Features
-from certvol.review.queue import STRATA, random_order, strata, useful_order
+from certvol.review.sampling import STRATA, random_order, strata, useful_order
 
 RNG = np.random.default_rng(0)
 
