@@ -111,7 +111,7 @@ def killed_when(subject: Subject, came: Callable[[], bool]) -> None:
 
 
 def stopped_when(subject: Subject, came: Callable[[], bool]) -> Process:
-    """Start a run and suspend it: it is alive, and sure not to go on."""
+    """Start a run and suspend it: it stays alive and cannot continue."""
     process = subject.start()
     assert process.until(came), process.errors
     process.popen.send_signal(signal.SIGSTOP)

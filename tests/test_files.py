@@ -123,7 +123,7 @@ def test_a_file_named_like_a_temporary_one_is_left_alone(tmp_path: Path) -> None
 def test_a_temporary_file_is_never_one_that_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if the random name were guessed."""
+    """This holds even if somebody guesses the random name."""
     monkeypatch.setattr("certvol.files.secrets.token_hex", lambda count: "0" * 2 * count)
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "out.csv.00000000.part").symlink_to(tmp_path / "precious")

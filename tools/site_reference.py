@@ -38,6 +38,9 @@ RUN_FILES = {
     "metrics": "accuracy before and after adaptation, per class too; only if the target's folders "
     "name the classes",
     "evaluation": "how good each certainty measure is; what needs labels is there only with labels",
+    "verdict": "whether the run can be used, judged without labels: the word, its reasons, and the "
+    "estimates behind it",
+    "review": "the labels given with `certvol review`, a line per answer",
     "features": "features of at most 2,000 target images, for the report's map",
     "report": "the report: one page that needs no other file and no network",
 }

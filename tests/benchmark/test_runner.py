@@ -64,7 +64,7 @@ def test_every_run_is_made_once(tmp_path: Path, benchmark: Benchmark, played: Pl
 def test_finished_runs_keep_no_checkpoints(
     tmp_path: Path, benchmark: Benchmark, played: Played, keep: str
 ) -> None:
-    """Neither those of this call nor those of one that was killed before it could remove them."""
+    """This call's are removed, and those of a call that was killed before it could."""
     heavy = ("checkpoint/state-000002.safetensors", "cycles/best-bnm.safetensors")
     asked = {"methods": ["basic", "cvp"], "seeds": [0], "settings": {"guard.keep": keep}}
     benchmark(**asked)

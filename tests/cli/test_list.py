@@ -1,4 +1,4 @@
-"""`certvol list`: everything there is, or what holds a word."""
+"""`certvol list` prints every entry, or those that hold a word."""
 
 import pytest
 

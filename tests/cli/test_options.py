@@ -1,4 +1,4 @@
-"""Options and settings: what is accepted, and what a mistake is answered with."""
+"""Options and settings: which are accepted, and how a mistake is reported."""
 
 import subprocess
 import sys
@@ -148,7 +148,7 @@ def test_an_empty_path_is_not_the_current_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A shell variable that is not set gives one."""
+    """An unset shell variable gives an empty path."""
     monkeypatch.chdir(tmp_path)
     given = {"--source": str(folders[0]), "--target": str(folders[1]), "--out": "run", option: ""}
     pairs = [word for pair in given.items() for word in pair]

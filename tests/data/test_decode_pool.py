@@ -81,7 +81,7 @@ os._exit(42 if len(read) == 40 and all(image.pixels is not None for image in rea
 
 @pytest.mark.usefixtures("processes")
 def test_a_script_without_a_main_guard_runs_once(images: Path, tmp_path: Path) -> None:
-    """Nor does a worker import a module of the current folder."""
+    """A worker does not import a module of the current folder either."""
     (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
     script = tmp_path / "scripts" / "user.py"
     script.parent.mkdir()

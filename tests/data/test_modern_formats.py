@@ -1,4 +1,4 @@
-"""AVIF and HEIC: read where a decoder is installed, named where not."""
+"""AVIF and HEIC images are read if a decoder is installed, and named otherwise."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What a user knows of the target's classes: read, checked, and obeyed by every part of a run."""
+"""The target prior: read, checked, and obeyed by every part of a run."""
 
 import math
 from pathlib import Path

@@ -156,7 +156,7 @@ def test_too_few_steps_give_no_estimate() -> None:
 def test_the_estimate_counts_the_remaining_steps_of_both_phases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """12 + 3 x 4 steps; where it goes on after three, 21 are left to it."""
+    """The run has 12 + 3 x 4 steps; if it resumes after three, 21 are left."""
     monkeypatch.setattr(training_log, "LONG", 0.0)
     source, target = (
         write_domain(tmp_path / "source"),

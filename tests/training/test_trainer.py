@@ -121,7 +121,7 @@ def test_the_layout_of_the_target_folder_does_not_change_the_weights(
 def test_a_chosen_trial_equals_a_run_in_that_norm_mode(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """No cycle of the trial is lost: weights and history equal those of a run in that norm mode."""
+    """The trial's cycles count: weights and history equal those of a run in that norm mode."""
     tried = certvol.adapt(
         *folders, out=tmp_path / "auto", **tiny(model__norm="auto", guard__trial_cycles=1)
     ).path

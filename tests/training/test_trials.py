@@ -126,7 +126,7 @@ def test_frozen_keeps_the_statistics_of_the_weights(
 def test_frozen_is_tried_only_where_there_is_a_choice(
     method: str, folders: tuple[Path, Path], tmp_path: Path, backbone: Path
 ) -> None:
-    """Not for random weights, nor for a method that does not adapt in cycles."""
+    """It is not tried for random weights, or for a method that does not adapt in cycles."""
     given = tiny() if method == "cvp" else tiny(model__weights=str(backbone))
     settings: dict[str, Any] = {**given, "model.norm": "auto", "method.name": method}
     if method != "cvp":

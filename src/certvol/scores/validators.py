@@ -175,8 +175,8 @@ def signs_of_collapse(
 ) -> list[str]:
     """Describe each sign that a model has collapsed since pretraining; empty if it is healthy.
 
-    Falling onto few classes is no collapse if few are expected: `classes_expected` of `pretrained`
-    is the number that a target prior or the first labels leave.
+    Falling onto few classes is not a collapse if few are expected: `classes_expected` of
+    `pretrained` is the number that a target prior or the first labels leave.
     """
     signs = []
     used, used_before = scores["classes_in_use"], pretrained["classes_in_use"]

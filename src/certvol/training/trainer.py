@@ -215,7 +215,8 @@ class Trainer:
         self.keeper.log_scores(0, scores, outputs.probabilities_NC)
         self._check_prior()
         self.stepper.set_norm_mode(self.position.mode)
-        if self.settings.fresh_optimizer or self.method.stages > 1:  # every stage starts alike
+        # Every stage of a method with stages starts without momentum, so the first does too.
+        if self.settings.fresh_optimizer or self.method.stages > 1:
             self.stepper.new_optimizer()
 
     def _check_prior(self) -> None:

@@ -1,4 +1,4 @@
-"""The contract between the trainer and pseudo-label rules: what a rule gets and what it returns."""
+"""The contract between the trainer and pseudo-label rules: their input and their labels."""
 
 import dataclasses
 import json

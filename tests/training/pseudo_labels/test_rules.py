@@ -64,7 +64,7 @@ def test_a_rule_is_one_file_with_a_summary_and_settings_that_explain_themselves(
     "counts", [[20] * 5, [30, 30, 0, 0, 0], [40, 0, 0, 0, 0], [60, 20, 8, 3, 1]]
 )
 def test_labels_are_better_than_the_classifiers(name: str, counts: list[int]) -> None:
-    """On full, partial, one-class and long-tailed targets alike."""
+    """This holds for full, partial, one-class and long-tailed targets."""
     survey, truth_N = make_survey(counts, noise=1.0)
     before = accuracy(survey.probabilities_NC.argmax(dim=1), truth_N)
     labels_N = make_rule(name).label_target(survey)
