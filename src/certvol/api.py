@@ -1,4 +1,4 @@
-"""Make a run (`adapt`), evaluate one, extract features: training and prediction joined."""
+"""Train, evaluate and extract from Python: the functions behind the commands of these names."""
 
 import time
 from collections.abc import Mapping
@@ -125,7 +125,7 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
         )
     run.check_links()
     if run.finished:
-        reporter.say(f"{run.path} is complete already")
+        reporter.say(f"{run.path} is already complete")
         try:
             about = read_about(run.model)
             metrics = read_metrics(run.metrics) if run.metrics.exists() else None
@@ -207,8 +207,8 @@ def extract(
 ) -> int:
     """Write the features of a folder's images to the `.npz` file `out`; return how many images.
 
-    Settings are given as in `adapt`, and those of the sections `data`, `augment` and `model` and
-    `training.device` count. Unlike there, `data.views` is 1 by default.
+    Give settings as in `adapt`. Only those of the sections `data`, `augment` and `model`, and
+    `training.device`, have an effect. Unlike in `adapt`, `data.views` is 1 by default.
     """
     file = {"data.views": 1, **({} if config is None else read_settings_file(Path(config)))}
     given = flatten(settings, "settings")

@@ -1,4 +1,4 @@
-"""Adapt synthetic digits to real ones, in the way that a user's folders are adapted."""
+"""Adapt synthetic digits to real ones, exactly as a user's own folders are adapted."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def run(
 
 
 def _begun(run: Path, seed: int) -> bool:
-    """Return whether the run exists, with this seed."""
+    """Return whether the run exists; UserError if it exists with another seed."""
     folder = RunFolder(run)
     if not folder.holds_a_run:
         return False

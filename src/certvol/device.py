@@ -36,6 +36,6 @@ def evaluation_batch(device: torch.device) -> int:
 
 
 def cpu_has_bf16() -> bool:
-    """Tell whether the CPU multiplies bf16 in hardware; emulation is slower than fp32."""
+    """Return whether the CPU multiplies bf16 in hardware; emulation is slower than fp32."""
     instructions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name, lambda: False)()) for name in instructions)

@@ -28,7 +28,7 @@ class Team:
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """Return this process's part of `count` things.
+        """Return this process's part of `count` items.
 
         Parts are contiguous, in the order of ranks, and differ by at most one in length.
         """
@@ -61,7 +61,7 @@ class Team:
                 tensor.copy_(part.view_as(tensor))
 
     def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors that processes computed separately, and that may differ by rounding."""
+        """Replace tensors, which rounding may have made different, by those of the main process."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -81,7 +81,7 @@ class Team:
             dist.all_reduce(torch.zeros(1))
 
     def part(self) -> None:
-        """Leave together: a process that leaves early would break the others' connections."""
+        """Shut down together: a process that leaves early would break the others' connections."""
         if self.size > 1:
             with contextlib.suppress(RuntimeError):  # another process has left already
                 self.wait()
@@ -89,7 +89,7 @@ class Team:
 
 
 def join_team(device_name: str) -> tuple[Team, torch.device]:
-    """Return the team that torchrun's variables describe, and this process's device."""
+    """Return the team that torchrun's environment variables describe, and this process's device."""
     device = pick_device(device_name)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:

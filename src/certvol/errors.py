@@ -20,8 +20,8 @@ class RunFailed(CertvolError):
 class Interrupted(BaseException):
     """The run was stopped from outside (Ctrl-C, SIGTERM) with everything saved.
 
-    It may be raised at any line. It is not an Exception, so that code which handles the faults of
-    a file or a library does not catch it.
+    It may be raised at any line. It is not an Exception, so that code that handles errors
+    of files or libraries does not catch it.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

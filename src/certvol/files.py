@@ -69,13 +69,13 @@ def lock_removable(path: Path, kind: int) -> int:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Return when the content of a file has reached the disk."""
+    """Wait until the content of a file has reached the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlive a loss of power, if the file system can."""
+    """Sync the names in a folder to disk, so that they survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -90,9 +90,9 @@ def sync_folder(folder: Path) -> None:
 def replaced(path: Path, synced: bool = True) -> Iterator[IO[bytes]]:
     """Yield a new file that takes the place of `path` when the block ends without an error.
 
-    A crash leaves the old content or the new, never a part. The new file has a random name in the
-    same folder until then, and is opened so that it can be no link and no file of somebody else.
-    Syncing takes a moment and protects against a loss of power as well.
+    A crash leaves the old content or the new, never a mixture. Until then the new file has a random
+    name in the same folder, and is opened so that it cannot be a link or somebody else's file.
+    Syncing takes a moment and protects against a power cut as well.
     """
     temporary = path.with_name(f"{path.name[:LONGEST_STEM]}.{secrets.token_hex(4)}.part")
     try:
@@ -133,9 +133,9 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a place that the user chose: follow links, write into a pipe or a character device.
+    """Open an output path that the user gave; follow links, and write into pipes and devices.
 
-    A regular file is replaced in one step, and the folders above it are made.
+    A regular file is replaced in one step, and the folders above it are created.
     """
     if path.exists() and not path.is_file():
         with path.open("wb", buffering=0) as stream:

@@ -1,6 +1,6 @@
-"""The library's requests to its caller: show progress, print messages, say when to stop.
+"""What the library asks of its caller: show progress, print messages, say when to stop.
 
-Also processor time, and how durations and percentages are written: the same everywhere.
+Also measures processor time, and formats durations and percentages the same way everywhere.
 """
 
 import os
@@ -13,7 +13,7 @@ class Progress(Protocol):
     """A progress bar for a long piece of work."""
 
     def start(self, what: str, total: int, done: int = 0) -> None:
-        """Begin; `done` steps were finished earlier and do not count for the speed."""
+        """Start the bar; `done` steps were finished earlier and do not count towards the speed."""
 
     def advance(self, n: int = 1) -> None: ...
     def finish(self) -> None: ...
@@ -39,14 +39,14 @@ class Silent:
 
 
 class StopSignal:
-    """Call it for the signal number that asks the work to stop, or None; this one never stops."""
+    """A call returns the signal that asks the work to stop, or None; this one never stops."""
 
     def __call__(self) -> int | None:
         return None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Remember signals that arrive inside; the code there asks, and saves before it stops."""
+        """Only remember signals inside the block, so that its code can save before it stops."""
         yield
 
 

@@ -125,7 +125,7 @@ def test_a_second_teacher_in_the_settings_gives_a_warning(tmp_path: Path) -> Non
     settings = tiny(method__name="self_ensembling", training__teacher=0.5, training__cycles=1)
     certvol.adapt(source, target, out=tmp_path / "run", reporter=reporter, **settings)
     assert any(
-        "`training.teacher` is ignored, `method.teacher_decay` counts" in text
+        "`training.teacher` is ignored, set `method.teacher_decay` instead" in text
         for text in reporter.warned
     )
 

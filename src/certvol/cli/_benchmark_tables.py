@@ -35,9 +35,9 @@ def show_tables(tables: Sequence[Table]) -> None:
 
 
 def column_widths(table: Table, room: int) -> list[int]:
-    """Return widths of the names and the columns that fit into `room` if possible.
+    """Return the widths of the names and of the columns, to fit into `room` if possible.
 
-    Text is broken between words, but a number is never parted from its deviation.
+    Text is broken between words, but a number and its deviation stay on one line.
     """
     columns = [["", *(row.name for row in table.rows)]]
     for number, column in enumerate(table.columns):

@@ -1,6 +1,6 @@
-"""The process that does a benchmark's jobs: `python -m certvol.cli._benchmark_worker PARENT`.
+"""The process that runs a benchmark's jobs: `python -m certvol.cli._benchmark_worker PARENT`.
 
-Each line of stdin is a job, each line of stdout the exit code of one; what a run prints goes to the
+Each line of stdin is a job, each line of stdout the exit code of one; a run prints into the
 job's log. The process continues until a job fails: Python starts once, a network is compiled once,
 and a run never inherits another's failure. If the parent dies, the system sends SIGTERM: the run
 then saves its state and unlocks its folder.

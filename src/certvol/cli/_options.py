@@ -55,7 +55,7 @@ def add_settings(parser: argparse.ArgumentParser, *shorthands: str) -> None:
 
 
 def given_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Join the settings given as `--section.field` with those given by a short option."""
+    """Merge the settings given as `--section.field` with those given by short options."""
     settings: dict[str, Any] = dict(options.settings)
     for flag, name in SHORTHANDS.items():
         value = getattr(options, name, None)

@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the same figures as JSON")
     unknown = "images of other classes: how well does certainty separate them from --data?"
     parser.add_argument("--unknown", metavar="FOLDER", help=unknown)
-    oscillation = "count how often the predicted class changes between two features"
+    oscillation = "count how often the predicted class changes on the way between two features"
     parser.add_argument("--oscillation", action="store_true", help=oscillation)
     device = help_of("training.device")
     parser.add_argument("--device", metavar="VALUE", default="auto", help=device)
@@ -61,7 +61,7 @@ def certainty_tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], Ro
             + [percent(kept[name][share]) for share in shares]
             for name in auroc
         ],
-        "AUROC: how well the measure separates right from wrong predictions; 0.5 is chance, 1 is "
+        "AUROC: how well the measure separates correct from wrong predictions; 0.5 is chance, 1 is "
         "best.\nAURC: the mean error while rejecting; 0 is best, "
         f"{_text(1 - found['accuracy'])} is chance.\nLast columns: accuracy, %, of the most "
         f"certain images. Calibration error (ECE) of the probability: {_text(found['ece'])}.",

@@ -26,8 +26,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     for name in settings:
         if not name.startswith(USED):
             raise UserError(
-                f"`certvol extract` does not use `--{name}`; it takes settings of data, augment "
-                "and model, and training.device"
+                f"`certvol extract` does not use `--{name}`; it takes the settings of data, "
+                "augment and model, and training.device"
             )
     given = {"preset": options.preset, "config": options.config, **settings}
     count = api.extract(options.folder, options.out, reporter=reporter, **given)

@@ -12,7 +12,9 @@ LISTED = ("methods", "rules", "backbones", "presets", "settings", "suites")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=LISTED)
-    parser.add_argument("word", nargs="?", metavar="WORD", help="list only entries that hold WORD")
+    parser.add_argument(
+        "word", nargs="?", metavar="WORD", help="list only entries that contain WORD"
+    )
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:

@@ -5,7 +5,7 @@ import argparse
 from certvol.cli._options import help_of
 from certvol.progress import Reporter, percent
 
-HELP = "write labels and certainty of any images as CSV"
+HELP = "write a CSV with the label and certainty of any images"
 NAMED_FILES = 5
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from certvol.errors import UserError
 from certvol.progress import Reporter
 
-HELP = "write a page about a run, or one that compares several; it needs no network"
+HELP = "write a page about a run, or one that compares several; works offline"
 
 
 DOMAINS = ("source", "target")
@@ -31,7 +31,9 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
 
     several = len(options.runs) > 1
     if several and options.out is None:
-        raise UserError("to compare runs, say where: add --out FILE, such as --out compared.html")
+        raise UserError(
+            "several runs need a file to write; add --out FILE, such as --out compared.html"
+        )
     if several and options.target is not None:
         raise UserError("--target works for the report of one run only; leave it out")
     if options.out is not None:

@@ -6,14 +6,14 @@ from certvol.cli._options import help_of
 from certvol.errors import UserError
 from certvol.progress import Reporter
 
-HELP = "label some target images: how good the run is, and labels to improve it"
+HELP = "label some target images, to measure how good a run is and to improve it"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN")
     labels = "random images to label, then as many chosen to help training (default: 100)"
     parser.add_argument("--labels", type=int, metavar="N", default=100, help=labels)
-    risk = "accepted images that may be wrong, for the threshold shown (default: 0.05)"
+    risk = "share of accepted images that may be wrong, for the threshold shown (default: 0.05)"
     parser.add_argument("--risk", type=float, metavar="SHARE", default=0.05, help=risk)
     images = "where the target images are now, if they were moved"
     parser.add_argument("--images", metavar="FOLDER", help=images)
@@ -21,9 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, metavar="N", help=port)
     browser = "print the page's address without opening a browser"
     parser.add_argument("--no-browser", action="store_true", help=browser)
-    out = "write the images to label instead: .json for Label Studio, or .csv"
+    out = "write the list of images to label (.json for Label Studio, or .csv) and exit"
     parser.add_argument("--export", metavar="FILE", help=out)
-    answers = "read labels from Label Studio (JSON, CSV) or a table path,label; ends then"
+    answers = "read labels from Label Studio (JSON, CSV) or a table path,label, and exit"
     parser.add_argument("--import", metavar="FILE", dest="answers", help=answers)
     device = help_of("training.device")
     parser.add_argument("--device", metavar="VALUE", default="auto", help=device)

@@ -1,4 +1,4 @@
-"""Training in two phases, and what it keeps."""
+"""Train in two phases, pretraining and adaptation, and save the results."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Label the target for each cycle, and notice when the labels no longer change."""
+"""Label the target for each cycle, and detect when the labels have stopped changing."""
 
 import time
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """The survey for a cycle's labels, made before the cycle begins."""
+    """A survey of the target, made before the cycle that needs it begins."""
 
     cycle: int
     survey: Survey
     seconds: float
-    """How long it took."""
+    """The time that the survey took."""
 
 
 class CycleLabels:
-    """The labels of each cycle, and the plan of its batches that follows from them."""
+    """Makes the labels of each cycle and plans its batches from them."""
 
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer, self.settings = trainer, trainer.settings
@@ -44,7 +44,7 @@ class CycleLabels:
     def plan(self, cycle: int) -> None:
         """Label the target for a cycle and plan its batches, unless its labels have settled.
 
-        The state changes only after the last point at which the run may be stopped.
+        The state changes only after the last point at which the run can be stopped.
         """
         trainer, ahead, started = self.trainer, self.ahead_for(cycle), time.monotonic()
         first, steps = cycle * trainer.cycle_steps, trainer.cycle_steps
@@ -95,9 +95,9 @@ class CycleLabels:
         return self.labeller.survey(cycle, stage, pools, stop_if_asked)
 
     def survey_ahead(self, cycle: int) -> None:
-        """Survey the target for the next cycle now: the guard then needs no pass of its own.
+        """Survey the target for the next cycle now, so that the guard needs no pass of its own.
 
-        A run that is stopped meanwhile resumes after the last step of the present plan.
+        A run that is stopped during the survey resumes after the last step of the present plan.
         """
         if self.surveys_ahead:
             started = time.monotonic()
@@ -116,7 +116,7 @@ class CycleLabels:
                 self._note_change(self.state.position.changed)
 
     def _note_labels(self, before_N: Indices, now_N: Indices) -> None:
-        """Clusters may stay the same while the classifier still learns them: both must settle."""
+        """Note the larger change: labels from clusters can settle before the classifier does."""
         self._note_change(max(_share_changed(before_N, now_N), self.state.position.changed))
 
     def _note_change(self, changed: float) -> None:

@@ -1,7 +1,7 @@
-"""Keep what training leaves: states to resume from, weights of chosen cycles, history and scores.
+"""Save what training produces: states to resume from, weights of chosen cycles, history, scores.
 
-The training loop knows only `Keeper`, which keeps everything in memory. `RunKeeper` writes a run
-folder.
+The training loop uses the interface of `Keeper`, which keeps everything in memory. `RunKeeper`
+writes it to a run folder.
 """
 
 import time
@@ -40,7 +40,7 @@ class Keeper:
 
     how_to_resume = ""
     last_good_state = ""
-    """The place of the newest checkpoint, as a sentence for messages."""
+    """A sentence for messages that says where the newest checkpoint is."""
 
     def __init__(self) -> None:
         self.weights: dict[str, dict[str, Tensor]] = {}
@@ -57,14 +57,14 @@ class Keeper:
         """Write a checkpoint of the run."""
 
     def save_as(self, name: str, state: RunState) -> None:
-        """Keep a state beside the run's own, for a trial of norm modes."""
+        """Save a state beside the run's own, for a trial of norm modes."""
         raise NotImplementedError
 
     def restore(self, name: str, state: RunState) -> None:
         raise NotImplementedError
 
     def begin_trial(self, mode: norm.Mode, fresh: bool) -> None:
-        """Write the following lines and weights to a trial; a `fresh` trial starts without any."""
+        """Send the lines and weights that follow to a trial; a `fresh` trial starts without any."""
 
     def end_trials(self, chosen: norm.Mode, replace: bool) -> None:
         """Make the lines and weights of the chosen trial the run's own.
@@ -73,10 +73,10 @@ class Keeper:
         """
 
     def drop_trials(self, state: RunState) -> None:
-        """Delete what the trials have left."""
+        """Delete the files of the trials."""
 
     def keep_weights(self, name: str, method: AdaptationMethod) -> None:
-        """Keep the present weights as `pretrained`, or as the best by a validator."""
+        """Save the present weights as `pretrained`, or as a validator's best."""
         self.weights[name] = delivered_tensors(method)
 
     def load_weights(self, name: str, method: AdaptationMethod) -> None:
@@ -90,7 +90,7 @@ class Keeper:
 
 
 class RunKeeper(Keeper):
-    """Keeps everything in a run folder. With several processes, only the main one writes."""
+    """Saves everything in a run folder. With several processes, only the main one writes."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class RunKeeper(Keeper):
         self.fingerprints, self.reporter = dict(fingerprints), reporter
         self.journal: Journal = run.journal
         self.unwritten: dict[Path, dict[str, Tensor]] = {}
-        """Weights of best cycles, to be written with the next checkpoint."""
+        """Weights of validators' best cycles, to be written with the next checkpoint."""
         self.saved_at = time.monotonic()
         run.checkpoints.keeps_previous = settings.checkpoint_previous
         self.how_to_resume = f"resume with `certvol adapt --resume {run.path}`"
@@ -218,7 +218,7 @@ class RunKeeper(Keeper):
         self.journal.adopt(self.run.trial_journal(chosen))
 
     def drop_trials(self, state: RunState) -> None:
-        """Delete what trials left, even if an earlier call was killed halfway."""
+        """Delete the files of the trials, even if an earlier call was killed halfway."""
         folders = [path for path in self.run.checkpoints.folder.glob("*") if path.is_dir()]
         weights = list(self.run.cycles.glob("trial-*/best-*.safetensors"))
         left = self.team.main and bool(folders or weights)
@@ -259,7 +259,7 @@ class RunKeeper(Keeper):
 
 
 def delivered_tensors(method: AdaptationMethod) -> dict[str, Tensor]:
-    """Copy the weights that would be delivered: the teacher's if any, without a frozen backbone."""
+    """Copy the weights that a run delivers: the teacher's if there is one, no frozen backbone."""
     with method.teacher.in_charge() if method.teacher else nullcontext():
         return {
             name: tensor.clone()
@@ -269,7 +269,7 @@ def delivered_tensors(method: AdaptationMethod) -> dict[str, Tensor]:
 
 
 def load_weights(method: AdaptationMethod, weights: Mapping[str, Tensor], what: str) -> None:
-    """Load delivered weights; a teacher starts from them too."""
+    """Load delivered weights; a teacher starts from the same."""
     teacher, method.teacher = method.teacher, None
     load_into(method, weights, what)
     method.teacher = teacher

@@ -1,4 +1,4 @@
-"""Report on training: lines of history.jsonl, warnings about sigma, and the time that is left."""
+"""Report on training: write history.jsonl, warn about sigma, and estimate the time left."""
 
 import math
 import time
@@ -12,8 +12,8 @@ from certvol.progress import Reporter, duration
 from certvol.training.keeper import Keeper
 
 DEAD_SIGMA = 1e-3
-LARGEST_SIGMA = 3.0  # times log C, the largest value that the losses ask for
-TIMED_STEPS = 5  # after the first, which also sets things up
+LARGEST_SIGMA = 3.0  # times log C, the highest value that the losses pull sigma towards
+TIMED_STEPS = 5  # without the first, which is slower
 LONG = 3600.0  # seconds
 
 
@@ -39,7 +39,7 @@ class TrainingLog:
     ) -> None:
         """Log a step of a cycle; FloatingPointError if a loss is not finite.
 
-        `cycle` counts the finished cycles of the phase, `step` the steps with this one.
+        `cycle` counts the finished cycles of the phase, `step` the steps including this one.
         """
         phase = "adapt" if batch.adapting else "pretrain"
         for name, value in terms.items():
@@ -115,7 +115,7 @@ def sigma_warnings(line: Mapping[str, Any], num_classes: int) -> dict[str, str]:
 class Pace:
     """Warns once if a run on a CPU will take hours, which few users expect.
 
-    `steps` are left to this run; with a `pretrained` backbone, freezing it is an alternative.
+    `steps` is how many are left. With a `pretrained` backbone, the message suggests freezing it.
     """
 
     def __init__(

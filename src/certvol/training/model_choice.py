@@ -1,4 +1,4 @@
-"""Look at the model after every cycle, without labels, and choose which one the run delivers.
+"""Score the model after every cycle, without labels, and choose which one the run delivers.
 
 `Watch` predicts fixed images of both domains and scores them. `ModelChoice` delivers the last
 cycle's model, unless the collapse guard or a validator chooses another.
@@ -46,7 +46,7 @@ GUARD_VALIDATOR = "mutual_information"  # chooses among the healthy cycles after
 
 
 class Watch:
-    """Some target images and some held-out source images, which every cycle's model predicts."""
+    """The target and held-out source images that the model of every cycle predicts."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Watch:
         return self.predict(TARGET, self.target_images, norm_domain)
 
     def surveyed(self, survey: Survey) -> Outputs:
-        """Return what `target` returns, from a survey instead of another pass over the images."""
+        """Return the same as `target`, from a survey instead of another pass over the images."""
         device = survey.probabilities_NC.device
         rows = torch.from_numpy(self.target_images).to(device)
         with evaluating(self.method, TARGET), mixed_precision(device, self.bf16):
@@ -98,7 +98,7 @@ class Watch:
         return float((predicted_N == self.source_labels[self.source_images]).mean())
 
     def features(self, domain: int, images_N: Indices) -> Tensor:
-        """Return features on the CPU, by the domain's own statistics."""
+        """Return features on the CPU, with the domain's own statistics."""
         batches = self.views.test_batches(domain, images_N, evaluation_batch(self.views.device))
         with evaluating(self.method, domain):
             return torch.cat([self.method.network.features(batch) for batch in batches]).cpu()
@@ -106,8 +106,8 @@ class Watch:
     def scores(self, outputs: Outputs, pretrained_NC: NDArray[np.float32], fitted: bool) -> Scores:
         """Score the model by its predictions of the target and of held-out source images.
 
-        A model `fitted` in closed form classifies the target by the target's own mean and scale, so
-        its accuracy on the source says nothing.
+        A model `fitted` in closed form classifies the target with the target's own mean and scale,
+        so its accuracy on the source says nothing.
         """
         accuracy = None if fitted else self.source_accuracy()
         seen = Seen(outputs.probabilities_NC, outputs.sigma_N, accuracy)
@@ -139,9 +139,9 @@ class Delivery:
 
 
 class ModelChoice:
-    """Remembers the best healthy cycle by each validator, and delivers a model.
+    """Remembers each validator's best healthy cycle, and delivers a model.
 
-    Among equals the newest cycle is the best: a score may have reached its maximum.
+    Among equal scores the newest cycle counts as best, because a score can reach its maximum.
     """
 
     def __init__(self, config: GuardConfig, classes_expected: float | None = None) -> None:
@@ -153,26 +153,26 @@ class ModelChoice:
         self.start({})
 
     def start(self, pretrained: Scores) -> None:
-        """Begin adaptation from a model with these scores."""
+        """Start adaptation from a model with these scores."""
         self.pretrained, self.last = dict(pretrained), pretrained
         self.expect(self.classes_expected)
         self.collapsed_in_a_row = 0
         self.best: dict[str, tuple[int, float]] = {}
-        """Best cycle and its score by validator; a higher score is better."""
+        """Each validator's best cycle and its score; a higher score is better."""
         self.sum_NC: NDArray[np.float32] | None = None
         """The sum of all cycles' probabilities, for `ensv`."""
         self.best_NC: NDArray[np.float32] | None = None
         """The probabilities of the best cycle by `ensv`."""
 
     def expect(self, classes: float | None) -> None:
-        """Note that the target may have only so many classes; None: nothing is known."""
+        """Note how many classes the target seems to have; None if nothing is known."""
         if classes is not None:
             before = self.pretrained.get("classes_expected")
             fewer = classes if before is None else min(before, classes)
             self.pretrained["classes_expected"] = fewer
 
     def look(self, cycle: int, scores: Scores, probabilities_NC: NDArray[np.float32]) -> list[str]:
-        """Return the validators by which this cycle is best so far; none after a collapse."""
+        """Return the validators that rate this cycle best so far; none after a collapse."""
         self.last = scores
         if self.signs_of_collapse():
             self.collapsed_in_a_row += 1
@@ -221,8 +221,9 @@ class ModelChoice:
     ) -> tuple[Delivery, str | None]:
         """Return the delivery, and the validator whose best weights are its model.
 
-        `last` is the newest cycle, and `collapse` holds the signs that ended adaptation. `settled`:
-        it ended because labels no longer changed. The pretrained model predicts with `source_mode`.
+        `last` is the newest cycle, and `collapse` holds the signs that ended adaptation. `settled`
+        says that it ended because labels stopped changing. The pretrained model predicts with
+        `source_mode`.
         """
         select = self.config.select
         validator = GUARD_VALIDATOR if select == "last" else select

@@ -19,7 +19,7 @@ def _nothing(optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """The functions that build an optimiser, and that run before each of its steps."""
+    """The function that builds an optimiser, and the one to run before each of its steps."""
 
     build: Callable[[Groups, TrainingConfig, bool, bool], Optimizer]
     """Takes parameter groups, settings, and whether steps are fused and recorded."""
@@ -37,10 +37,10 @@ def _adamw(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool
 
 
 def _start_momentum(optimizer: Optimizer) -> None:
-    """Set to 0 the momentum of weights that now get their first gradient.
+    """Start with a momentum of 0 for weights that get their first gradient.
 
-    A discriminator's weights get theirs when adaptation starts. A fused step of SGD needs the
-    momentum of all weights or of none; a momentum of 0 does not change the step.
+    A discriminator's weights get their first gradient when adaptation starts. A fused step of SGD
+    needs the momentum of all weights or of none; a momentum of 0 does not change the step.
     """
     for group in optimizer.param_groups:
         for weight in group["params"] if group["momentum"] > 0 else ():

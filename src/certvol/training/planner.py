@@ -38,7 +38,7 @@ def adaptation_rate(config: TrainingConfig, progress: float) -> float:
 
 
 def steps_per_cycle(config: TrainingConfig, num_classes: int) -> int:
-    """Return the setting; 0 stands for the authors' rule, 5 * ceil(classes / 16)."""
+    """Return the steps per cycle; 0 stands for the authors' rule, 5 * ceil(classes / 16)."""
     return config.cycle_steps if config.cycle_steps > 0 else 5 * -(-num_classes // 16)
 
 
@@ -59,7 +59,7 @@ def stage_of(cycle: int, cycles: int) -> tuple[int, int, int]:
 
 
 class Planner:
-    """Plans by the settings.
+    """Plans the steps of both phases.
 
     `kept` are the source images to train on, `source_labels` the labels of all source images; the
     `prior` says which classes adaptation visits; `usual` are the method's batches of adaptation,

@@ -1,4 +1,4 @@
-"""Prepare a run's training: open its inputs, build its network and method, check its settings."""
+"""Prepare training: open the inputs, build the network and the method, check the settings."""
 
 import time
 import warnings
@@ -55,17 +55,17 @@ PLACES = {"gpu": "on the GPU", "pinned": "in RAM", "file": "on disk"}
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Images of both domains or files of their features, and the backbone for them."""
+    """The images or feature files of both domains, and the backbone for them."""
 
     config: Config
-    """The settings, with those that follow from the inputs and the method."""
+    """The settings, including those derived from the inputs and the method."""
     source: SourceImages | SourceFeatures
     target: TargetImages | TargetFeatures
     backbone: nn.Module
     info: BackboneInfo
 
     def with_feature_dims(self) -> "Inputs":
-        """Settle `model.feature_dims`, which depends on the backbone and the number of images."""
+        """Set `model.feature_dims`, which depends on the backbone and the number of images."""
         closed_form = methods.discover()[self.config.method_name].closed_form
         images = len(self.source) + len(self.target)
         model = self.config.model
@@ -75,7 +75,7 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The result of training: the delivered model, and what the end of a run needs besides."""
+    """The result of training: the delivered model, and what else the end of a run needs."""
 
     model: Model
     views: Views
@@ -85,7 +85,7 @@ class Trained:
 
 
 class Job:
-    """The training of one run. Its constructor writes nothing, so wrong settings leave no files."""
+    """The training of one run. Its constructor writes no files, so wrong settings leave none."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class Job:
             self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
         elif config.training.teacher > 0:
             self.reporter.warn(
-                f"{config.method_name} has a teacher of its own: `training.teacher` is ignored, "
-                "`method.teacher_decay` counts"
+                f"{config.method_name} has its own teacher: `training.teacher` is ignored, "
+                "set `method.teacher_decay` instead"
             )
         self.cpu_extracting = 0.0
-        """Processor time of extraction, which runs share."""
+        """The processor time of feature extraction, which runs share."""
         self._check_validator()
 
     def _check_validator(self) -> None:
@@ -159,10 +159,10 @@ class Job:
                 f") or `data.device_share` (now {data.device_share:g}), which keeps images in RAM"
             ) from None
         except RuntimeError as error:
-            if "allocate" not in str(error):  # torch's message when RAM is used up
+            if "allocate" not in str(error):  # torch's message if RAM runs out
                 raise
             raise RunFailed(
-                f"too little memory; lower `training.batch_size` (now {training.batch_size}), or "
+                f"not enough memory; lower `training.batch_size` (now {training.batch_size}), or "
                 "`method.num_samples` if the method has it"
             ) from None
 
@@ -208,7 +208,7 @@ class Job:
         }
 
     def _open_views(self) -> tuple[Views, str]:
-        """Return the views of both domains, and a text that says in which memory they are."""
+        """Return the views of both domains, and a text that says which memory holds them."""
         config, domains, network = self.config, (self.source, self.target), self.method.network
         share = config.data.device_share / 2
         if config.model.train == "head":
@@ -234,9 +234,10 @@ class Job:
         return found
 
     def _project(self, found: list[Features]) -> list[Features]:
-        """Set the network's projection, if it has one, and return the features behind it.
+        """Set the network's projection, if any, and return the features behind it.
 
-        A resumed run reads the projection that it began with: another machine may find other axes.
+        A resumed run reads the projection that it began with, because another machine may compute
+        other axes.
         """
         projection = self.method.network.projection
         if projection is None:
@@ -263,10 +264,10 @@ class Job:
 
 
 def with_trained_part(config: Config) -> Config:
-    """Settle `model.train`, which depends on the weights and the method.
+    """Set `model.train`, which depends on the weights and the method.
 
-    A method in closed form needs fixed features: from a frozen backbone with pretrained weights,
-    or without these weights from pretraining. It uses neither an adapter nor trials of norm modes.
+    A method in closed form needs fixed features: those of a frozen backbone with pretrained weights
+    or, without such weights, of this run's pretraining. It uses neither an adapter nor norm trials.
     """
     model = config.model
     pretrained = has_pretrained_weights(model.backbone, model.weights)
@@ -312,14 +313,14 @@ def open_inputs(config: Config, reporter: Reporter) -> Inputs:
 
 
 def _are_feature_files(config: Config) -> bool:
-    """Tell whether both domains are files of features; UserError if they do not go together."""
+    """Return whether both domains are feature files; UserError if only one is, or they differ."""
     places = [str(config.data.source), str(config.data.target)]
     files = [place for place in places if is_feature_file(place)]
     if (problem := only_one_is_a_file(places)) is not None:
         raise UserError(problem)
     for folder in places:
         if not files and not Path(folder).is_dir():
-            scan(folder)  # explains what is wrong before weights are downloaded
+            scan(folder)  # raises before weights are downloaded
     if not files and features_dim(config.model.backbone) is not None:
         raise UserError(
             f"the backbone `{config.model.backbone}` is for files of features; name one for images"

@@ -1,4 +1,4 @@
-"""Everything that changes during a run: it becomes a checkpoint, and comes back from one."""
+"""Hold everything that changes during a run; save it to a checkpoint and restore it."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from certvol.training.model_choice import ModelChoice, Scores
 from certvol.training.step import Stepper
 
 Phase = Literal["pretrain", "trial", "adapt", "done"]
-SETTLED_CYCLES = 2  # in a row that must change few labels
+SETTLED_CYCLES = 2  # cycles in a row that must change few labels
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Position:
     collapse: list[str] = field(default_factory=list)
     """The signs of collapse for which the guard ended adaptation."""
     changed: float = 1.0
-    """Share of the watched target images whose prediction the newest cycle changed."""
+    """The share of watched target images whose prediction the newest cycle changed."""
     steady: int = 0
-    """Cycles in a row that changed few labels."""
+    """How many cycles in a row changed few labels."""
     settled: float | None = None
     """The share of labels that changed last, if adaptation ended because they had settled."""
 
     def check(self) -> None:
-        """Raise ValueError for values that no run has; the modes become parts of paths."""
+        """Raise ValueError for invalid values; modes must be valid because paths contain them."""
         modes = get_args(norm.Mode)
         counts = (self.cycle, self.step, self.steady)
         if (
@@ -113,7 +113,7 @@ class RunState:
         return State(tensors, {"position": position, "choice": self.choice.facts()})
 
     def restore(self, state: State) -> None:
-        """Go back to a checkpoint; KeyError, ValueError or the like if it is of another run."""
+        """Restore a checkpoint; KeyError, ValueError or the like if it belongs to another run."""
         self.position = Position(**state.facts["position"])
         self.position.check()
         self.choice.restore(state.facts["choice"], without_prefix("choice", state.tensors))
@@ -128,7 +128,7 @@ class RunState:
         self.set_labelled(self._labelled_in(state.tensors))
 
     def note_change(self, changed: float, most: float) -> None:
-        """Count a cycle as steady if it changed at most the share `most` of the labels."""
+        """Count a cycle as steady if at most the share `most` of the labels changed in it."""
         position = self.position
         position.steady = position.steady + 1 if changed <= most else 0
         if position.steady >= SETTLED_CYCLES and position.trial is None:

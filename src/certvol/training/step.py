@@ -1,4 +1,4 @@
-"""One optimiser step: from a row of the cycle's plan to changed weights."""
+"""Take one optimiser step: build the batch that the plan names, and update the weights."""
 
 import math
 import warnings
@@ -23,8 +23,8 @@ from certvol.settings import TrainingConfig
 from certvol.training.cuda_graph import Recorder
 from certvol.training.optimizers import OPTIMIZERS
 
-SMALLEST_NORM = 1e-12  # of the gradient that weights climb along, to divide by it
-STATISTICS_BATCHES = 16  # of target images, for the first estimate of the target's statistics
+SMALLEST_NORM = 1e-12  # of the gradient that weights climb along, which is a divisor
+STATISTICS_BATCHES = 16  # for the first estimate of the target's statistics
 HEAD_RATE = 10.0  # usual `training.head_rate` behind a frozen backbone
 
 
@@ -57,7 +57,7 @@ class Stepper:
         self.bf16 = bf16
         self.phase_losses: dict[bool, nn.Module] = {}
         self.tables: dict[str, Tensor] = {}
-        """The method's notes on every target image, on the training device."""
+        """The tables that the method keeps on every target image, on the training device."""
         self.noise = torch.Generator(views.device)
         self.ahead: tuple[CyclePlan, int, int, bool, Batch] | None = None
         recorded = views.device.type == "cuda" and settings.record and team.size == 1
@@ -119,7 +119,7 @@ class Stepper:
         domains = self.method.network.domains
         trained = self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
         if self.views.device.type == "cuda" and index + 1 < plan.steps:
-            # Prepare the next batch before anyone waits for this step.
+            # Prepare the next batch while the device computes this step.
             following = self._batch(plan, index + 1, place + 1, adapting)
             self.ahead = (plan, index + 1, place + 1, adapting, following)
         return trained
@@ -152,13 +152,13 @@ class Stepper:
             return losses(batch)
 
     def _weighted(self, loss: Tensor, batch: Batch) -> Tensor:
-        """Weight a loss by its share of the batch: the gradients of the processes are averaged."""
+        """Weight a loss by its share of the batch, since gradients are averaged over processes."""
         weight = len(batch.rows) * self.team.size / batch.total
         return loss if weight == 1 else loss * weight
 
     @contextmanager
     def _uphill(self, batch: Batch) -> Iterator[None]:
-        """Inside the context, hold the weights moved by `method.climb` along the whole gradient."""
+        """Move the weights by `method.climb` along the whole gradient while the context lasts."""
         method = self.method
         if not batch.adapting or method.climb == 0:
             yield
@@ -196,7 +196,7 @@ class Stepper:
         return self.phase_losses[adapting]
 
     def _batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
-        """Build a batch; its progress is filled in later."""
+        """Build a batch; the caller sets its progress later."""
         seed, device = self.settings.seed, self.views.device
         whole, num_source = plan.images_SN[index], int(plan.num_source_S[index])
         source, target = self.team.share(num_source), self.team.share(len(whole) - num_source)
@@ -230,7 +230,7 @@ class Stepper:
     def average_buffers(self) -> None:
         """Average across processes the buffers that each updates from its own rows.
 
-        This runs after every step, so that a checkpoint may be written at any time.
+        This runs after every step, so that a checkpoint can be written at any time.
         """
         if self.team.size == 1:
             return
@@ -247,7 +247,7 @@ class Stepper:
             self.method.teacher.start()
 
     def set_norm_mode(self, mode: norm.Mode) -> None:
-        """Give a pretrained model, which knows only the source, the statistics of a norm mode."""
+        """Give a pretrained model, which has only the source's statistics, those of a norm mode."""
         method, network = self.method, self.method.network
         network.domains.mode = mode
         if network.domains.apart:
@@ -260,7 +260,7 @@ class Stepper:
                 precision = mixed_precision(self.views.device, self.bf16)
                 with network.rows_of(domain=norm.TARGET), precision:
                     batches = self.views.test_batches(norm.TARGET, images, even)
-                    # Run the head too: a method's own may have layers with statistics.
+                    # Run the head too: a method's own head may have layers with statistics.
                     norm.estimate_target_statistics(
                         method, batches, lambda inputs: method.logits(network.features(inputs))
                     )
@@ -268,7 +268,7 @@ class Stepper:
         self.start_teacher()
 
     def averaged(self, terms: dict[str, Tensor], batch: Batch) -> dict[str, float]:
-        """Return the terms of the whole batch as numbers; waits for the device."""
+        """Return the loss terms of the whole batch as numbers; this waits for the device."""
         values = torch.stack([term.detach().float() for term in terms.values()]).cpu()
         values *= len(batch.rows) * self.team.size / batch.total
         self.team.average([values])

@@ -1,4 +1,4 @@
-"""Pretrain on the source, then adapt in cycles: label the target, train, look at the result.
+"""Pretrain on the source, then adapt in cycles: label the target, train, score the result.
 
 The trainer knows a method and a pseudo-label rule only by their protocols, the target only as
 unlabelled images, and files not at all: a `Keeper` saves what must be saved. All randomness is a
@@ -59,7 +59,7 @@ class Task:
     pretrain_cycle: int = 50
     """Steps of pretraining that are planned at a time."""
     known_prior: TargetPrior | None = None
-    """What is known of the target's classes; None: nothing."""
+    """What is known about the target's classes; None if nothing is."""
 
     @property
     def prior(self) -> TargetPrior:
@@ -108,7 +108,7 @@ class Trainer:
         return self.state.position
 
     def prior_shift(self) -> Tensor | None:
-        """Return the shift of the logits that the prior asks of a model trained on the source."""
+        """Return what the prior adds to the logits of a model trained on the source."""
         shares_C = np.full(self.num_classes, 1 / self.num_classes)
         if self.settings.batches == "plain":
             counts_C = np.array([len(pool) for pool in self.planner.source_pools])
@@ -119,7 +119,7 @@ class Trainer:
     # --- the phases
 
     def fit(self) -> Delivery:
-        """Train from the run's present position; `method` then holds the delivered model."""
+        """Train from the present position to the end; `method` then holds the delivered model."""
         try:
             self._fit()
         except FloatingPointError as error:
@@ -156,7 +156,7 @@ class Trainer:
             else:
                 self.adapt(self.settings.cycles * self.method.stages)
             if self.config.guard.action != "warn":
-                # No cycle follows, so patience has nothing to wait for.
+                # This is the last cycle, so there is nothing to wait for.
                 self.position.collapse = self.choice.signs_of_collapse()
             self.position.phase = "done"
             self.save()
@@ -171,7 +171,7 @@ class Trainer:
         return steps_of_run(self.settings, self.method) + again - done
 
     def pretrain(self) -> None:
-        """Train on the source, then check the result: even the last step may have ruined it."""
+        """Train on the source, then check the result, which even the last step may have ruined."""
         steps, size, position = (
             self.settings.pretrain_steps,
             self.task.pretrain_cycle,
@@ -220,7 +220,7 @@ class Trainer:
             self.stepper.new_optimizer()
 
     def _check_prior(self) -> None:
-        """Warn if what the model predicts without the prior contradicts it."""
+        """Warn if the model's predictions, made without the prior, contradict it."""
         method, shift_C = self.method, self.method.prior_shift_C
         if shift_C is None:
             return
@@ -232,7 +232,7 @@ class Trainer:
             self.log.warn_once("prior", warning)
 
     def adapt(self, until_cycle: int) -> None:
-        """Train until a cycle's end, a collapse, or labels that no longer change."""
+        """Train to the end of this cycle, or until a collapse or labels that stop changing."""
         position, steps = self.position, self.cycle_steps
         what = "adapting" if position.trial is None else f"trial of {position.trial}"
         self.reporter.start(what, until_cycle * steps, position.cycle * steps + position.step)
@@ -321,9 +321,9 @@ class Trainer:
     # --- a cycle
 
     def _train_cycle(self, plan: CyclePlan, first: int, bounds: tuple[int, int]) -> None:
-        """Train the rest of a plan. `first` is the phase's number of the plan's first step.
+        """Train the rest of a plan. `first` is the number, within the phase, of its first step.
 
-        Progress is counted from the first to the second of the `bounds`.
+        Progress runs from 0 at the first of the `bounds` to 1 at the second.
         """
         self.method.train()
         position, settings = self.position, self.settings
@@ -357,7 +357,7 @@ class Trainer:
 
     def _scores(self, outputs: Outputs) -> Scores:
         if self.state.pretrained_NC is None:
-            raise AssertionError("the pretrained model is looked at first")
+            raise AssertionError("the pretrained model is scored first")
         fitted = self.method.closed_form and self.position.cycle > 0
         return self.watch.scores(outputs, self.state.pretrained_NC, fitted)
 

@@ -1,4 +1,4 @@
-"""Trials for `model.norm auto`: run the first cycles in each norm mode, continue from the best.
+"""Run trials for `model.norm auto`: a few cycles in each norm mode; continue from the best one.
 
 `mixed` and `per_domain` start from the same pretrained model. If the backbone has pretrained
 weights, `frozen` is tried too. That trial pretrains again, from the weights that the run started
@@ -21,7 +21,7 @@ INITIAL, START, START_FROZEN = "initial", "start", "start-frozen"
 
 
 class Trials:
-    """`modes` are the candidates; empty if there is nothing to choose."""
+    """The trials of one run. `modes` are the candidates; empty if there is nothing to choose."""
 
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer, config = trainer, trainer.config
@@ -37,7 +37,7 @@ class Trials:
         return "frozen" in self.modes
 
     def choose(self) -> None:
-        """Run the trials that are left, then go back to the end of the best one."""
+        """Run the trials that are left, then continue from the end of the best one."""
         trainer, keeper = self.trainer, self.trainer.keeper
         guard, cycles = trainer.config.guard, trainer.config.training.cycles
         count = min(guard.trial_cycles, max(1, cycles // 2))
@@ -106,7 +106,7 @@ class Trials:
                 words.append(f"{mode} collapsed")
             elif scores is None:
                 accuracy = percent(found["source_accuracy"], 0)
-                words.append(f"{mode} out: {accuracy} % right on held-out source images")
+                words.append(f"{mode} out: {accuracy} % correct on held-out source images")
             else:
                 words.append(
                     f"{mode} {found['entropy']:.2f}, {found['mutual_information']:.2f} and "

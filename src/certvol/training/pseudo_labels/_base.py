@@ -29,20 +29,20 @@ class Chunk:
 
 
 class PseudoLabelRule:
-    """Labels target images by the present model only.
+    """Labels target images with the present model only.
 
-    A rule may keep only what follows from the run's inputs: a resumed run starts with a new rule.
+    A rule may keep only what follows from the run's inputs, because a resumed run makes a new one.
     """
 
     summary: ClassVar[str]
     labels_whole_target: ClassVar[bool] = False
-    """Label all target images at once, by `label_target`."""
+    """True if `label_target` labels all target images at once."""
     uses_source: ClassVar[bool] = False
-    """`label_target` also gets the features and labels of the source images."""
+    """True if `label_target` also needs the features and labels of the source images."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """Settings of the rule, given as `pseudo_labels.<field>`."""
+        """The rule's settings, given as `pseudo_labels.<field>`."""
 
     def __init__(self, config: Any, training: TrainingConfig) -> None:
         self.config, self.training = config, training

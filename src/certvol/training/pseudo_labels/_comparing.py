@@ -1,4 +1,4 @@
-"""Base of the rules that compare target images: comparable rows and their neighbours."""
+"""The base class of rules that compare target images with their nearest neighbours."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from certvol.training.pseudo_labels._space import comparable_rows
 
 
 class ComparingRule(PseudoLabelRule):
-    """A rule with the setting `neighbours`, the most that an image has."""
+    """A rule with the setting `neighbours`, the most neighbours that an image has."""
 
     labels_whole_target = True
     uses_source = True
@@ -18,7 +18,7 @@ class ComparingRule(PseudoLabelRule):
     def compared(self, survey: Survey) -> tuple[Tensor, Neighbours]:
         """Return comparable target rows and their neighbours.
 
-        They follow from the features alone. If these are fixed, both are computed once per run.
+        They depend on the features alone. If these are fixed, both are computed once per run.
         """
         most: int = self.config.neighbours
         found = self._kept

@@ -1,4 +1,4 @@
-"""A graph of nearest neighbours among target images, and what can be computed on it."""
+"""Build a graph of nearest neighbours among target images, and spread probabilities over it."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest neighbours of each of N rows, the nearest first, without the row itself."""
+    """The k nearest neighbours of each of N rows, nearest first; a row is not its own neighbour."""
 
     rows_NK: Tensor
 
@@ -22,7 +22,7 @@ class Neighbours:
         return Neighbours(self.rows_NK[:, :k])
 
     def add_up(self, values_NC: Tensor) -> Tensor:
-        """Sum values over neighbours: W V; W_ij is 1 for mutual neighbours, 1/2 for others."""
+        """Return W V, the sums of values over neighbours; W_ij is 1 if mutual, else 1/2."""
         sums_NC = torch.zeros_like(values_NC)
         for rows_N in self.rows_NK.T:
             sums_NC += values_NC[rows_N]
@@ -31,7 +31,7 @@ class Neighbours:
 
 
 def nearest_neighbours(units_ND: Tensor, k: int) -> Neighbours:
-    """Find neighbours by the cosine, exactly."""
+    """Find the exact nearest neighbours by cosine similarity."""
     return Neighbours(nearest_others(units_ND, k))
 
 
@@ -45,10 +45,10 @@ def neighbours_for(probabilities_NC: Tensor, most: int) -> int:
 
 
 def smooth(probabilities_NC: Tensor, neighbours: Neighbours, rounds: int = 100) -> Tensor:
-    """Let neighbours agree: Laplacian adjusted maximum-likelihood estimation (LAME, CVPR 2022).
+    """Smooth by Laplacian adjusted maximum-likelihood estimation (LAME, CVPR 2022).
 
-    Repeat Y = softmax(log P + W Y). The classifier's opinion P stays a term of its own, and nothing
-    is assumed about how often classes occur.
+    Repeat Y = softmax(log P + W Y). The classifier's probabilities P remain a separate term, and
+    nothing is assumed about how often classes occur.
     """
     opinion_NC = probabilities_NC.clamp(min=LOG_FLOOR).log()
     smoothed_NC = probabilities_NC

@@ -52,7 +52,7 @@ class Labeller:
         return self.rule.labels_whole_target and not self.method.labels_whole_target
 
     def label(self, cycle: int, needed_C: Indices, between_chunks: BetweenChunks) -> Pools:
-        """Label the target in an order of this cycle's own, until each class has enough images."""
+        """Label the target in this cycle's own random order, until each class has enough images."""
         full = self.settings.labelling == "full"
         return self._fill_pools(cycle, self._order(cycle), needed_C, full, between_chunks)
 
@@ -68,7 +68,7 @@ class Labeller:
         return np.asarray(order[: math.ceil(settings.labelling_share * count)])
 
     def label_images(self, cycle: int, images_N: Indices, between_chunks: BetweenChunks) -> Pools:
-        """Label these images and no others."""
+        """Label these images only."""
         nothing = np.zeros(self.method.network.num_classes, dtype=np.int64)
         return self._fill_pools(cycle, images_N, nothing, True, between_chunks)
 
@@ -81,7 +81,7 @@ class Labeller:
         between_chunks: BetweenChunks,
     ) -> Pools:
         def label_chunk(chunk_N: Indices, number: int) -> Callable[[], Indices]:
-            """Each process labels its share of the chunk; all get the labels of the whole of it."""
+            """Label this process's share of a chunk, and return the labels of the whole chunk."""
             between_chunks()
             probabilities_NC, _ = self._predict(chunk_N, cycle, number)
             labels_N = self.rule.labels(probabilities_NC)
@@ -112,7 +112,7 @@ class Labeller:
 
     @property
     def survey_predicts(self) -> bool:
-        """True if a survey holds the probabilities that the model predicts with."""
+        """True if a survey holds the probabilities that the model predicts."""
         plain = type(self.rule).probabilities is PseudoLabelRule.probabilities
         return self.labels_whole_target and plain and self.settings.label_view == "test"
 
@@ -150,7 +150,7 @@ class Labeller:
     ) -> Survey:
         """Return features and probabilities of all target images, the same in every process.
 
-        `source_pools` holds the source images of each class; they are looked at only if the method
+        `source_pools` holds the source images of each class; they are used only if the method
         or the rule asks for them.
         """
         features, probabilities = [], []
@@ -207,7 +207,7 @@ class Labeller:
             yield features_ND, torch.from_numpy(labels_S[share_N]).to(device)
 
     def _centres(self, parts: Iterator[tuple[Tensor, Tensor]], num_classes: int) -> Tensor:
-        """Sum the unit-length source features of each class, over all processes."""
+        """Sum the unit-length source features of each class over all processes."""
         device = self.views.device
         sums_CD = torch.zeros(num_classes, self.method.network.dim, device=device)
         for features_ND, labels_N in parts:

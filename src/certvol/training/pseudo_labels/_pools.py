@@ -42,13 +42,13 @@ def fill_pools(
     chunk_size: int,
     everything: bool = False,
 ) -> Pools:
-    """Label the images in `order` by chunks, until each class has `needed_C` images.
+    """Label the images in `order`, chunk by chunk, until each class has `needed_C` images.
 
     `label_chunk` takes images and the chunk's number and returns a function that waits for their
     labels: several chunks can be under way on a GPU. A label of -1 leaves an image out.
     """
     found: list[list[int]] = [[] for _ in needed_C]
-    # An image has one label, so at least as many must be labelled as are needed in all.
+    # An image has one label, so label at least as many images as the classes need in all.
     least = len(order) if everything else min(int(needed_C.sum()), len(order))
     waiting: list[tuple[Indices, Callable[[], Indices]]] = []
     labelled = 0

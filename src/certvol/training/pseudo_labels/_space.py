@@ -1,4 +1,4 @@
-"""The space that rules compare images in: features in which classes are round and domains meet.
+"""Map features to a space for comparing images: classes are round and the domains are aligned.
 
 Features differ most along directions that say nothing about the class. Dividing by the source's
 covariance within classes shrinks those directions, so that the angle between two images says how
@@ -13,8 +13,8 @@ from certvol.methods._base import Survey
 from certvol.nn.projection import principal_directions
 from certvol.randomness import torch_generator
 
-MAX_DIMS = 256  # of the compared rows; more take longer and gain nothing
-MOST_ROWS = 16_384  # from which the directions are estimated
+MAX_DIMS = 256  # dimensions of the compared rows; more take longer and gain nothing
+MOST_ROWS = 16_384  # rows that the directions are estimated from
 RIDGE = 0.25
 
 
@@ -23,7 +23,7 @@ def comparable_rows(survey: Survey) -> tuple[Tensor, Tensor]:
 
     Both domains are centred on the source, because a target that shows few classes has a
     different mean. Features that are never negative are replaced by their square roots first, which
-    keeps a few large entries from deciding.
+    keeps a few large entries from dominating.
     """
     source_SD, labels_S = survey.source_features_SD, survey.source_labels_S
     if source_SD is None or labels_S is None:

@@ -1,8 +1,8 @@
 """Clusters of target images, named by the classifier; classes without images are left out.
 
 1. Compare images in a space in which the source's classes are round (`_space`).
-2. Let neighbours agree on the classifier's opinion (`_graph.smooth`).
-3. Start a cluster at the mean of each class that is then in use, and run spherical k-means. The
+2. Smooth the classifier's probabilities over neighbours (`_graph.smooth`).
+3. Start a cluster at the mean of each class still in use, and run spherical k-means. The
    classifier keeps a vote in every assignment, so a cluster cannot drift to another class.
 4. Drop clusters that are left with few images, and assign those again. This is what makes the rule
    safe when the target lacks classes: plain k-means would give each absent class a cluster.
@@ -50,7 +50,7 @@ class Rule(ComparingRule):
 
 
 def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config) -> Tensor:
-    """Return a cluster per row by spherical k-means that starts at, and keeps, an opinion."""
+    """Return a cluster per row by spherical k-means, started from and weighted by an opinion."""
     count, num_classes = opinion_NC.shape
     few = config.drop_below * count / num_classes
     labels_N = opinion_NC.argmax(dim=1)

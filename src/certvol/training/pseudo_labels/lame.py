@@ -1,4 +1,4 @@
-"""The classifier's opinion, smoothed over nearest neighbours (LAME, CVPR 2022).
+"""The classifier's probabilities, smoothed over nearest neighbours (LAME, CVPR 2022).
 
 It assumes nothing about how often classes occur, so it is safe for partial and uneven targets.
 """
@@ -14,7 +14,7 @@ from certvol.training.pseudo_labels._graph import smooth
 
 
 class Rule(ComparingRule):
-    summary = "classifier's opinion smoothed over nearest neighbours"
+    summary = "classifier's probabilities smoothed over nearest neighbours (LAME)"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
