@@ -1,3 +1,3 @@
-"""Images in: found in folders, decoded once, augmented on the device, drawn in balanced batches."""
+"""Find images in folders, decode them once, augment them on the device and plan batches."""
 
 SOURCE, TARGET = 0, 1  # the two domains

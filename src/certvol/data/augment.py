@@ -22,7 +22,9 @@ from torch import Tensor
 
 from certvol.settings import AugmentConfig
 
-CROP_ATTEMPTS = 10  # as in torchvision, so that crops are distributed as in the authors' release
+CROP_ATTEMPTS = (
+    10  # as in torchvision, so that crops have the same distribution as in the authors' release
+)
 Triple = tuple[float, float, float]
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's grey conversion
 
@@ -58,7 +60,7 @@ def _shift(image_size: int) -> int:
 
 @dataclass(frozen=True)
 class WarpParameters:
-    """The random choices for N images, whatever their size; each is [N], float32, on the CPU."""
+    """The random choices for N images of any size; each is [N], float32, on the CPU."""
 
     crop_width: Tensor  # share of the side
     crop_height: Tensor
@@ -96,7 +98,7 @@ def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -
 
     All settings consume the same random numbers, so changing one leaves the other choices alone.
     The number of columns must not change either: a new augmentation draws its own with a second
-    call of `torch.rand`, at the end. Then the views of those who do not use it stay the same.
+    call of `torch.rand`, at the end. Then views without it stay the same.
     """
     uniform_NK = torch.rand(n, 15 + 2 * CROP_ATTEMPTS, generator=generator)
     columns = iter(uniform_NK[:, 2 * CROP_ATTEMPTS :].unbind(1))

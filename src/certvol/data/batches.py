@@ -34,7 +34,7 @@ class BatchShape:
 
 
 def batch_shape(batch_size: int, num_classes: int) -> BatchShape:
-    """Choose as many classes as leave each 4 + 4 images, but at least one."""
+    """Choose as many classes as possible with 4 + 4 images each, but at least one."""
     classes = max(1, min(num_classes, batch_size // 8))
     return BatchShape(classes, max(1, batch_size // 2 // classes))
 
@@ -52,7 +52,7 @@ def class_visits(
 
 @dataclass(frozen=True)
 class CyclePlan:
-    """Every image of every step of a cycle.
+    """The images of each step of a cycle.
 
     In a batch, source images come first, stand-ins included; `num_source_S` counts them.
     """
@@ -147,8 +147,8 @@ def plan_weighted_cycle(
 ) -> CyclePlan:
     """Plan batches of balanced source images, and of target images by their pseudo-labels' shares.
 
-    A class is drawn in proportion to its number of images to the `power`: 1 draws images as they
-    come, less draws rare classes more often than that. A class without images is not drawn.
+    A class is drawn in proportion to its number of images to the power `power`: 1 draws all images
+    equally often, a lower power draws rare classes more often. A class without images is not drawn.
     """
     steps, per_step = len(visits_SK), shape.classes * shape.per_domain
     drawers = [_Drawer(rng.permutation(pool), rng) for pool in source]

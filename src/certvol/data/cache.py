@@ -1,4 +1,4 @@
-"""Decoded images and features of a frozen backbone: computed once, then mapped into memory."""
+"""Cache decoded images and features of a frozen backbone: compute once, then map into memory."""
 
 import os
 from collections.abc import Callable, Generator
@@ -24,7 +24,7 @@ from certvol.data.folders import Listing, printable
 from certvol.progress import Progress
 from certvol.settings import DataConfig
 
-BLOCK_BYTES = 32 << 20  # pixels between two journal lines: a kill costs at most two such blocks
+BLOCK_BYTES = 32 << 20  # pixels between two journal lines; a kill loses at most two such blocks
 _FILES_IN_KEY = 16
 _HASH = np.dtype((np.uint8, (HASH_BYTES,)))
 
@@ -42,7 +42,7 @@ class PixelCache:
     """[n, size, size, 3], a read-only map of the file."""
     paths: list[str]
     hashes: npt.NDArray[np.uint8]
-    """[n, 16], blake2b of each FILE's bytes."""
+    """[n, 16], blake2b of each file's bytes (not of its pixels)."""
     failures: list[tuple[str, str]]
     """(relative path, reason) of the images left out."""
     positions: npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def cache_folder(config: DataConfig) -> Path:
 def open_cache(
     listing: Listing, size: int, config: DataConfig, progress: Progress | None = None
 ) -> PixelCache:
-    """Map the decoded images of a listing; decode them first if that was not done before.
+    """Map the decoded images of a listing, after decoding those that no earlier call decoded.
 
     A build that was killed, or ran out of space, continues from its last finished block.
     """
@@ -87,9 +87,9 @@ def open_features(
     config: DataConfig,
     progress: Progress | None = None,
 ) -> Features:
-    """Map features, images x views x dimensions; compute them first if that was not done before.
+    """Map features, images x views x dimensions, after computing them if no earlier call did.
 
-    `compute(start, stop)` returns the features of `chunk` images; a kill costs about one chunk. The
+    `compute(start, stop)` returns the features of `chunk` images; a kill loses about one chunk. The
     set cannot be evicted while the map or a view of it is alive.
     """
     features = _Features(cache_folder(config), key, shape, compute, chunk)
@@ -101,10 +101,10 @@ def _limit(config: DataConfig) -> int:
 
 
 def cache_key(listing: Listing, size: int, config: DataConfig) -> str:
-    """Name a set by the folder's content and the way it is decoded, not by the folder's path.
+    """Name a set after the folder's content and how it is decoded, not after the folder's path.
 
     Names, sizes and times alone may be the same in two sets unpacked from archives with fixed
-    times, so the bytes of a few files count too.
+    times, so the bytes of a few files are included.
     """
     count, most = len(listing.paths), config.max_megapixels
     settings = f"certvol pixels {DECODER_VERSION} {size} {most!r} {count}\0"

@@ -1,11 +1,11 @@
-"""Sets of rows in the cache folder, computed once: built block by block, then mapped into memory.
+"""Sets of rows in the cache folder, built block by block and then mapped into memory.
 
 A set whose key is K has
 
     K/            the finished set: a file for each part of its rows, and index.json
     K.building/   the same while it is built, and journal.jsonl: a line per finished block, from
                   which a later process resumes a build that was killed
-    K.use         locked (shared) by each process that has the set open; its time is the last use
+    K.use         locked (shared) by each process that has the set open; modified at the last use
     K.build       locked by the one process that builds the set
 """
 
@@ -37,7 +37,7 @@ Row = tuple[memoryview, ...]
 
 
 class Failure(NamedTuple):
-    """An item without a row. One that is not `lasting` may be readable later."""
+    """An item without a row. If the failure is not `lasting`, the item may be readable later."""
 
     item: int
     reason: str
@@ -72,20 +72,20 @@ class RowSet(ABC):
 
     @abstractmethod
     def make(self, start: int) -> Generator[list[Row | Failure], None, None]:
-        """Make the rows of all items from number `start` on, in order, in small groups."""
+        """Make the rows of all items from number `start` on, in order and in small groups."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Name the rows and how many, for the message that the cache is too small for them."""
+        """Describe the rows and their number, for the message that the cache is too small."""
 
     def is_readable(self, item: int) -> bool:
-        """Return True if an item that failed for a passing reason can be read now."""
+        """Return True if an item that failed for a temporary reason can be read now."""
         return False
 
     def open(
         self, limit: int, block: int, progress: Progress | None
     ) -> tuple[Index, npt.NDArray[Any]]:
-        """Map the set, after building it if that is needed; `block` items make a journal line.
+        """Map the set, and build it first if needed; every `block` items add a line to the journal.
 
         The set cannot be evicted while the array or a view of it is alive.
         """
@@ -172,7 +172,7 @@ class RowSet(ABC):
             write_atomically(self.building / "index.json", json.dumps(content).encode())
             self.building.rename(self.finished)
             sync_folder(self.folder)
-            # Not earlier: until the rename, losing the journal would cost the whole build.
+            # Not earlier: before the rename, losing the journal would lose the whole build.
             (self.finished / "journal.jsonl").unlink(missing_ok=True)
             return index
 
@@ -247,7 +247,7 @@ class BlockWriter:
                 self.index.rows += 1
 
     def end_block(self) -> None:
-        """Start recording the added items; raise what went wrong with the block before."""
+        """Start recording the added items; raise the error of the previous block, if any."""
         self._wait()
         content = {"rows": self.index.rows, "failures": self._block_failures}
         self._recording = self._recorder.submit(self._record, content)

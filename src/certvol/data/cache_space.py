@@ -1,4 +1,4 @@
-"""The cache folder's size limit, eviction, and messages about what is wrong with the folder."""
+"""Keep the cache folder below its size limit, and explain errors of the folder."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ _FILES_OF_A_SET = re.compile(r"([0-9a-f]{32})(\.building|\.use|\.build)?")
 
 
 def make_room(folder: Path, key: str, needed: int, limit: int, rows: str) -> None:
-    """Evict the longest unused sets until `needed` bytes fit under the limit and on the disk."""
+    """Evict the least recently used sets until `needed` bytes fit below the limit and on disk."""
     sets = _list_sets(folder)
     _, present = sets.pop(key, (0.0, 0))
     others = sum(size for _, size in sets.values())
@@ -45,7 +45,7 @@ def make_room(folder: Path, key: str, needed: int, limit: int, rows: str) -> Non
 
 
 def _list_sets(folder: Path) -> dict[str, tuple[float, int]]:
-    """Return last use and size in bytes of each set, by key. Other files in the folder stay."""
+    """Return each set's last use and size in bytes, by key. Other files are ignored."""
     sets: dict[str, tuple[float, int]] = {}
     for path in folder.iterdir():
         if match := _FILES_OF_A_SET.fullmatch(path.name):
@@ -79,7 +79,7 @@ def _evict(folder: Path, key: str) -> bool:
 
 
 def remove_set(folder: Path) -> None:
-    """Remove a set, its index first: what is left after a kill must not look complete."""
+    """Remove a set, its index first, so that a half-removed set does not look complete."""
     with contextlib.suppress(FileNotFoundError):
         (folder / "index.json").unlink(missing_ok=True)
         shutil.rmtree(folder)
@@ -101,10 +101,10 @@ def explain_errors(folder: Path, noun: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"{reason}: the {noun} do not fit in {shown}; free some space, or {elsewhere} "
-                "(what is finished stays, and the next run continues from there)"
+                "(what is done is kept, and the next run continues from there)"
             ) from None
         raise RunFailed(
-            f"the cache of {noun} in {shown} failed ({reason}); what is finished stays: run again, "
+            f"the cache of {noun} in {shown} failed ({reason}); what is done is kept: run again, "
             f"or {elsewhere}"
         ) from None
 

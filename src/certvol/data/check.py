@@ -1,4 +1,4 @@
-"""Find out what is in the source and the target, and what is wrong with them, before training.
+"""Find out, before training, what the source and the target hold and what is wrong with them.
 
 Every image is read and decoded; of two `.npz` files, every row is read.
 """
@@ -48,13 +48,13 @@ from certvol.settings import DataConfig
 Place = str | os.PathLike[str]
 
 IMBALANCE = 10.0  # images of the largest class per image of the smallest
-_PROBE_SIZE = 32  # a file is decoded whole at any size; a small one is quickest
+_PROBE_SIZE = 32  # a file is decoded completely at any size; a small one is fastest
 _MEASURED = "accuracy is measured by these labels after training, which never sees them"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing to know; an error keeps adaptation from starting."""
+    """A finding about the data; an error keeps adaptation from starting."""
 
     level: Literal["error", "warning", "note"]
     text: str
@@ -108,7 +108,7 @@ class _Domain:
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     thumbnails: list[Pixels] = field(default_factory=list)
-    """Of a target's images, to find near-duplicates."""
+    """Small versions of a target's images, to find near-duplicates."""
 
 
 def _as_hashes(digests: bytes) -> npt.NDArray[np.void]:

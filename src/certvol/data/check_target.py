@@ -1,4 +1,4 @@
-"""Say what adaptation can and cannot do with a target: its size, its copies, its folder names."""
+"""Warn if a target is small, full of near-duplicates, or has folders with unknown names."""
 
 import difflib
 import re
@@ -12,7 +12,7 @@ from certvol.data.near_duplicates import compared, distinct
 
 HANDFUL = 30  # images
 FEW_PER_CLASS = 5
-REPEATED = 2  # images per image that looks different
+REPEATED = 2  # warn from this many images per distinct one
 FEWEST_COMPARED = 10
 NAMED = 5
 LEAST_SIMILAR = 0.75  # of two names, by difflib
@@ -36,7 +36,7 @@ def about_size(images: int, num_classes: int) -> str | None:
 
 
 def about_copies(thumbnails: Sequence[Pixels]) -> str | None:
-    """Warn if most images look like others of them."""
+    """Warn if most images look like other images of the target."""
     chosen = [thumbnails[i] for i in compared(len(thumbnails))] if thumbnails else []
     if len(chosen) < FEWEST_COMPARED:
         return None

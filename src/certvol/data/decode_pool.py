@@ -1,7 +1,7 @@
 """Read and decode many image files at once: in worker processes, or in threads if there are few.
 
 Threads alone do not use many cores, because Pillow holds Python's lock for a part of each image;
-and a decoder that crashes or hangs in another process costs one image, not the run. So threads
+and a decoder that crashes or hangs in another process loses one image, not the run. So threads
 leave large images to a process. A worker is a program (decode_worker.py): not a fork, which is
 unsafe beside CUDA and threads, and not a `multiprocessing` child, which would run the user's script
 again. docs/decoding.md compares this with joblib's loky.
@@ -63,18 +63,18 @@ def read_images(
         try:
             for first in range(start, count, group):
                 waiting.append(pool.submit(reader.read, range(first, min(first + group, count))))
-                if len(waiting) > 2 * threads + 1:  # look ahead no further: memory stays bounded
+                if len(waiting) > 2 * threads + 1:  # look no further ahead, to bound the memory
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            reader.kill()  # else the threads would wait for the workers
+            reader.kill()  # otherwise the threads would wait for the workers
             pool.shutdown(wait=True, cancel_futures=True)
             reader.close()
 
 
 class _WorkerDied(Exception):
-    """A worker has ended, or gave only a part of an answer."""
+    """Raised if a worker has ended, or sent only a part of an answer."""
 
 
 class _Reader:
@@ -210,7 +210,7 @@ class _Worker:
             digest = bytes.fromhex(answer["digest"]) or None
             pixels = self._pixels() if answer["has_pixels"] else None
             return ReadImage(digest, pixels, answer["reason"], answer["lasting"])
-        except (OSError, ValueError):  # no answer, or a part of one
+        except (OSError, ValueError):  # no answer, or only a part of one
             raise _WorkerDied from None
 
     def _send(self, content: Any) -> None:
@@ -228,12 +228,12 @@ class _Worker:
         self.process.kill()
         self.process.wait()
         for pipe in (self._requests, self._answers):
-            with contextlib.suppress(OSError):  # a request that could not be sent any more
+            with contextlib.suppress(OSError):  # a request that could no longer be sent
                 pipe.close()
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, for one that finds modules in the same places."""
+    """Return an environment in which a process finds modules where this one does."""
     package = str(Path(certvol.__file__).parent.parent)
     places = [place for place in sys.path if isinstance(place, str) and place]
     if package not in places:

@@ -22,11 +22,11 @@ _PARENT_CHECK_SECONDS = 2.0
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to act on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends this process when an image's time is up
     threading.Thread(target=_exit_with, args=(int(sys.argv[1]),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a codec prints must not come between the answers
+    os.dup2(2, 1)  # output of a codec must not mix with the answers
     answers.write(HELLO)
     answers.flush()
     settings = json.loads(sys.stdin.buffer.readline())
@@ -35,7 +35,9 @@ def main() -> None:
         for line in sys.stdin.buffer:
             image, large, failed = ReadImage(None, None), False, ""
             file, alone = json.loads(line)
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time: the load does not count
+            signal.setitimer(
+                signal.ITIMER_PROF, seconds
+            )  # processor time, which does not depend on the load
             try:
                 image = read_image(ListedFile(*file), size, max_megapixels, alone)
             except LargeImage:

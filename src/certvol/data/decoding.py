@@ -24,7 +24,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from certvol.data.folders import ListedFile, reason_of
 from certvol.errors import RunFailed
 
-DECODER_VERSION = 1  # part of cache keys: raise it when the same file would decode to other pixels
+DECODER_VERSION = 1  # part of cache keys: increase it when files would decode to other pixels
 HASH_BYTES = 16
 # No others: some of Pillow's formats start programs.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP", "GIF", "TIFF", "AVIF", "HEIF")
@@ -34,7 +34,7 @@ with contextlib.suppress(ImportError):
     register_heif_opener()
 Image.init()  # register all formats now: doing so on first use misses some if threads race
 _LARGE_PIXELS = 25_000_000
-_MOST_SCANS = 100  # of a progressive JPEG, which has about ten; an empty one costs as much time
+_MOST_SCANS = 100  # of a progressive JPEG, which usually has about ten; an empty scan takes as long
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
@@ -42,12 +42,12 @@ _EXIF_ORIENTATION = 0x0112
 
 Pixels = npt.NDArray[np.uint8]
 
-# Pillow logs oddities of TIFF files, and Python prints them if there is not any handler.
+# Pillow logs oddities of TIFF files, and Python prints them if there is no handler.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class UnreadableImage(Exception):
-    """An image that cannot be used, with a short reason. If not `lasting`, try again later."""
+    """Raised for an unusable image, with a short reason. If not `lasting`, try again later."""
 
     def __init__(self, reason: str, lasting: bool = True) -> None:
         super().__init__(reason)
@@ -55,7 +55,7 @@ class UnreadableImage(Exception):
 
 
 class LargeImage(Exception):
-    """An image that needs too much memory to be decoded beside others."""
+    """Raised for an image that needs too much memory to be decoded beside others."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def read_file(path: Path, max_megapixels: float) -> tuple[bytes, os.stat_result]
 
 
 def _explain_unknown(raw: bytes) -> UnreadableImage:
-    """Name a format that another package would read."""
+    """Return the error for a file that Pillow does not open; name a package that would."""
     brand = raw[8:12] if raw[4:8] == b"ftyp" else b""
     if brand in _HEIF_BRANDS and "HEIF" not in Image.OPEN:
         reason = "a HEIC image; run `pip install 'certvol[heif]'` to read it"
@@ -208,7 +208,7 @@ def square(image: Image.Image, size: int, max_megapixels: float) -> Pixels:
 
 
 def _reopened(image: Image.Image) -> Image.Image:
-    """Open an unloaded JPEG again: decoding at a reduced size would shrink the caller's image."""
+    """Reopen an unloaded JPEG, because decoding at a reduced size would shrink the caller's."""
     if not isinstance(image, ImageFile) or not image.tile:
         return image  # its pixels are loaded
     if image.fp is None:
@@ -302,7 +302,7 @@ def _pixels(
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # broken EXIF data must not lose the image
+    except Exception:  # ignore broken EXIF data
         return 1
 
 

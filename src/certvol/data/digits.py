@@ -1,4 +1,4 @@
-"""Digits, synthetic and real: the demo's two domains, and further domains made of them.
+"""Make digits, synthetic and real: the demo's two domains, and further domains made from them.
 
 The real digits are the UCI set of handwritten digits that comes with scikit-learn: 32 x 32 bitmaps,
 scaled to fill the frame and reduced to counts over 4 x 4 blocks. The synthetic ones are drawn with
@@ -35,14 +35,14 @@ BOLD_FONTS = (
 ALL_FONTS = slice(None)
 SIDE, BLOCK = 32, 4
 WHITE = 16.0
-PER_CLASS = 100  # of a domain drawn with fonts; those made of real digits have all 1,797
+PER_CLASS = 100  # images of a domain drawn with fonts; domains of real digits have all 1,797
 _CANVAS = 128
 _VERSION = {"version": 1}
 _RECORD = "digits.json"
 
 Picture = npt.NDArray[np.float64]
 Digits = Sequence[tuple[int, Picture]]
-Stroke = tuple[int, int]  # pixels added to the pen: at least, and one more than at most
+Stroke = tuple[int, int]  # range of pixels added to the pen; the end is excluded
 
 
 def write_digits(root: Path, seed: int = 0, per_class: int = 200) -> tuple[Path, Path]:
@@ -90,7 +90,8 @@ def draw_digit(
 ) -> Picture:
     """Draw a digit in a random font, slanted, turned and thickened, and reduce it to a picture.
 
-    Without `stroke`, `fonts` are all fonts, and thin ones are thickened more, as by one pen.
+    Without `stroke`, `fonts` are all fonts, and thin ones are thickened more, as if drawn with one
+    pen.
     """
     number = int(rng.integers(len(fonts)))
     thicker = int(rng.integers(*(stroke or ((1, 5) if number < len(THIN_FONTS) else (0, 3)))))
@@ -144,7 +145,7 @@ def load_fonts() -> list[ImageFont.FreeTypeFont]:
     import matplotlib
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    # The other layout engine is not in every build of Pillow, and a seed should draw the same.
+    # Not every build of Pillow has the other layout engine, and a seed should always draw the same.
     basic = ImageFont.Layout.BASIC
     files = [folder / f"{name}.ttf" for name in (*THIN_FONTS, *BOLD_FONTS)]
     return [ImageFont.truetype(file, 72, layout_engine=basic) for file in files]
@@ -154,7 +155,7 @@ def load_fonts() -> list[ImageFont.FreeTypeFont]:
 
 
 def draw_domain(name: str, per_class: int = PER_CLASS) -> Digits:
-    """Draw a domain: the same pictures everywhere, by a seed that follows from the name."""
+    """Draw a domain; its seed follows from the name, so the pictures are the same everywhere."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if name in PENS:
         drawn = draw_digits(rng, per_class, *PENS[name])
@@ -256,7 +257,7 @@ def check_replaceable(folder: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Accept digits of other settings or with lost files, but nothing else beside them."""
+    """Accept a folder of digits, even of other settings or with lost files, but nothing else."""
     try:
         names = {path.name for path in folder.iterdir()}
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8")) if names else None
@@ -267,7 +268,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _write_folder(folder: Path, digits: Digits, settings: Mapping[str, int]) -> None:
-    """Write beside the folder, then rename: a folder that exists is complete."""
+    """Write beside the folder, then rename, so that a folder that exists is complete."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         new = temporary / "new"

@@ -18,7 +18,7 @@ from certvol.settings import DataConfig
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TargetImages:
-    """Image i is `pixels[rows[i]]`, from the file `paths[i]`; ordered by content, no labels."""
+    """Unlabelled images, ordered by content; image i is `pixels[rows[i]]`, from `paths[i]`."""
 
     pixels: npt.NDArray[np.uint8]
     rows: npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class TargetImages:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SourceImages(TargetImages):
-    """Image i is of class `classes[labels[i]]`; ordered by class, then by content."""
+    """Labelled images, ordered by class, then content; image i has class `classes[labels[i]]`."""
 
     labels: npt.NDArray[np.int64]
     classes: list[str]

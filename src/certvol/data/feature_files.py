@@ -1,4 +1,4 @@
-"""Files of features (.npz): `features` N x D or N x views x D; maybe `paths`, `labels`, `about`.
+"""Files of features (.npz): `features` N x D or N x views x D; optional `paths`, `labels`, `about`.
 
 Nothing in a file is executed (`allow_pickle=False`). Rows are ordered by content, as images are, so
 the same features in any order give the same model. A target's labels stay in the file: only the
@@ -29,7 +29,7 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class TargetFeatures:
-    """Row i is `features[rows[i]]`, named `paths[i]`, ordered by content; it has no labels."""
+    """Unlabelled rows, ordered by content; row i is `features[rows[i]]`, named `paths[i]`."""
 
     features: npt.NDArray[np.float32]
     """Rows x views x D."""
@@ -49,7 +49,7 @@ class TargetFeatures:
 
 @dataclass(frozen=True, eq=False)
 class SourceFeatures(TargetFeatures):
-    """Ordered by class, then by content."""
+    """Labelled rows, ordered by class, then by content."""
 
     labels: npt.NDArray[np.int64]
     classes: list[str]
@@ -60,7 +60,7 @@ def is_feature_file(path: Place) -> bool:
 
 
 def only_one_is_a_file(places: Sequence[Place]) -> str | None:
-    """Describe the mistake if one domain is a file of features and the other is not."""
+    """Return the message for one domain that is a file of features and one that is not."""
     files = [place for place in places if is_feature_file(place)]
     if len(files) != 1:
         return None
@@ -135,7 +135,7 @@ def check_comparable(source: TargetFeatures, target: TargetFeatures) -> None:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name by which the file would not be known as one of features."""
+    """Refuse a name without .npz, by which files of features are recognised."""
     if path.suffix.lower() != SUFFIX:
         shown = printable(path)
         raise UserError(f"features are written as .npz; {shown} should end in .npz")

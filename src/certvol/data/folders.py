@@ -1,4 +1,4 @@
-"""The images of a folder, and the classes that its sub-folders name. No image is opened here."""
+"""List the images of a folder and the classes that its sub-folders name; open no image."""
 
 import heapq
 import os
@@ -42,7 +42,7 @@ class Listing:
     other_files: int
     """The number of files whose name has no image suffix."""
     folders: list[str]
-    """Folders one and two levels down, with or without images; they reveal empty class folders."""
+    """Folders one and two levels down, with or without images, to find empty class folders."""
 
     def file(self, number: int) -> ListedFile:
         path = str(self.root / self.paths[number])
@@ -50,7 +50,7 @@ class Listing:
 
 
 class _Walk:
-    """Walk a folder. Every real folder is read once, so loops end and links do not multiply."""
+    """Walks a folder. It reads every real folder once, so links cannot make it loop."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -61,7 +61,7 @@ class _Walk:
         # (is a link, folder) in a heap: links come last, so that none hides the real folder.
         self._waiting: list[tuple[bool, str]] = []
         self._closed = {_identity(parent.stat()) for parent in root.resolve().parents}
-        """Folders that are read already, and those above the root."""
+        """Folders that have been read, and those above the root."""
 
     def run(self) -> None:
         self._read("")
@@ -76,7 +76,7 @@ class _Walk:
         place = self.root / folder
         identity = _identity(place.stat())
         if identity in self._closed:
-            reason = "a link to a folder that is read already, or that this folder lies in"
+            reason = "a link to a folder that has been read already, or that this folder lies in"
             self.problems.append((folder, reason))
             return
         self._closed.add(identity)
@@ -143,7 +143,7 @@ def printable(name: str | os.PathLike[str]) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the system's own words for what went wrong, without the path and the number."""
+    """Return the system's message for an error, without the path and the number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror[:1].lower() + error.strerror[1:]
     return str(error) or type(error).__name__
@@ -193,7 +193,7 @@ def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def no_images_in(listing: Listing) -> str:
-    """Write the message for a folder without images."""
+    """Return the message for a folder without images."""
     found = f"found {listing.other_files} other files" if listing.other_files else "found no files"
     if listing.problems:
         path, reason = listing.problems[0]

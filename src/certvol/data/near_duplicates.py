@@ -1,7 +1,7 @@
-"""Find out how many images look different: frames of a video are hardly more than one image.
+"""Count images that look different, because many frames of a video are hardly more than one.
 
-Images are compared by small grey versions of themselves, which survive other sizes, formats,
-compression and slight noise. P pixels, N images.
+It compares small grey versions of images, which hardly change with size, format, compression or
+slight noise. P pixels, N images.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def compared(count: int) -> npt.NDArray[np.int64]:
 def distinct(thumbnails: Sequence[Pixels], most: int) -> int:
     """Count images of which no two look alike, up to `most`.
 
-    An image counts unless it looks like one that counts already.
+    An image counts unless it looks like one that has been counted.
     """
     counted_KP = np.empty((most, SIDE * SIDE), np.int16)
     count = 0

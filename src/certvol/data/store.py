@@ -1,4 +1,4 @@
-"""Decoded images, kept in the memory from which the training device reads them fastest."""
+"""Keep decoded images in the memory from which the training device reads them fastest."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ class TargetPrior:
 
     allowed_C: NDArray[np.bool_]
     shares_C: Shares | None = None
-    """They add up to 1; 0 for classes that are not allowed."""
+    """The shares add up to 1; they are 0 for classes that are not allowed."""
 
     @property
     def says_anything(self) -> bool:
@@ -67,8 +67,8 @@ class TargetPrior:
     def contradiction(self, predicted_C: Shares) -> str | None:
         """Warn if the shares of predictions that ignore the prior are far from it.
 
-        If the prior is right, at least their total variation distance is wrong. Some predictions
-        always are, so only a large share counts.
+        If the prior is right, at least a share of the predictions equal to the total variation
+        distance is wrong. Some always are, so only a large share counts.
         """
         outside = float(predicted_C[~self.allowed_C].sum())
         wrong = outside
@@ -139,7 +139,7 @@ def _restricted(shares_C: Shares | None, allowed_C: NDArray[np.bool_]) -> Target
 
 
 def _named(text: str | None, classes: list[str]) -> NDArray[np.bool_]:
-    """Return which classes are named in `a,b,c`; all without a text."""
+    """Return which classes `a,b,c` names; all if the text is empty."""
     if text is None:
         return np.ones(len(classes), dtype=bool)
     names = [name.strip() for name in text.split(",")]
@@ -158,7 +158,7 @@ def _known(name: str, classes: list[str], where: str) -> int:
 
 
 def _read_shares(path: Path, classes: list[str]) -> Shares:
-    """Read a CSV of class and share. Shares may be counts; classes that it leaves out have none."""
+    """Read a CSV of class and share. Shares may be counts; classes that it leaves out get 0."""
     where = f"the target prior {printable(str(path))}"
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,7 +1,7 @@
-"""Serve batches of both domains on the training device: views of images, or of extracted features.
+"""Serve batches of both domains on the training device: views of images or extracted features.
 
 A view is what the network sees of an image: augmented for training, the centre for testing. The
-views of features are drawn when these are extracted, and training picks one of them per image.
+views of features are drawn at extraction, and training picks one of them per image.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Indices = NDArray[np.int64]
 
 
 class Views(ABC):
-    """The views of both domains that training and prediction read."""
+    """The interface through which training and prediction read views of both domains."""
 
     source: Sized
     target: Sized

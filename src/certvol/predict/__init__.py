@@ -1,1 +1,1 @@
-"""A run's model in use."""
+"""Use a run's model: predict, measure certainty, reject, evaluate, extract and export."""

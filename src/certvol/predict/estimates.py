@@ -1,8 +1,8 @@
-"""Estimate a run's target accuracy from its evidence, by every published estimator that fits.
+"""Estimate a run's target accuracy from its evidence, with every published estimator that applies.
 
-Estimators on the pretrained model judge it, and those on the delivered model judge that one. Both
-are kept: training on its own labels makes the delivered model sure of itself, so what the
-pretrained one says often comes closer.
+Some estimators judge the pretrained model and some the delivered one. Both kinds are kept, because
+training on its own labels makes the delivered model overconfident, so that estimates from the
+pretrained model are often closer.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ def _dropout(evidence: Evidence, after: Calibrated) -> float | None:
 
 
 def target_accuracy(found: Mapping[str, float | None]) -> float:
-    """Return the estimate that is shown: the mean of those that did best when measured."""
+    """Return the estimate to show: the mean of those that were closest in our measurements."""
     chosen = [value for name in SHOWN if (value := found[name]) is not None]
     return float(np.mean(chosen))
 

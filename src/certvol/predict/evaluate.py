@@ -1,4 +1,4 @@
-"""Evaluate a run's models on labelled data: the only place that reads labels of a target."""
+"""Evaluate a run's models on labelled data. Only this module reads labels of a target."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""The evidence that a finished run has without target labels: both models' outputs.
+"""Collect the outputs of both models of a finished run, from which it is judged without labels.
 
-`Evidence` is all that the verdict and the temperature rest on. S held-out source images, N target
+The verdict and the temperature use nothing but an `Evidence`. S held-out source images, N target
 images (at most `outcome.FEATURE_IMAGES` of them, so that labelled and unlabelled runs agree).
 """
 
@@ -19,7 +19,7 @@ NO_ROWS = np.empty(0, np.float32)
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """The source images kept out of training, and their classes; there may be none."""
+    """The held-out source images and their classes; there may be none."""
 
     images_S: Indices
     labels_S: Indices
@@ -31,7 +31,7 @@ class Evidence:
 
     labels_S: Indices
     before_SC: Values
-    """Probabilities, as all of these; no rows without held-out images."""
+    """Probabilities; no rows without held-out images."""
     after_SC: Values
     """No rows for a method fitted in closed form: its accuracy on the source says nothing."""
     before_NC: Values

@@ -5,12 +5,12 @@ S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre, or sever
 with `data.view_set shifted`, and normalises. For a run on
 files of features the input is `features` instead: float32, N x D, with D as `input_size`. Outputs
 are `logits` (N x C), whose softmax is the run's probabilities, and, if the method has it, `sigma`
-(N). The file's metadata, with values as JSON: `labels`, `input`, `input_size`, `outputs`,
+(N). The file's metadata, as JSON values: `labels`, `input`, `input_size`, `outputs`,
 `thresholds` (measure -> coverage -> value, for measures that follow from the outputs), `method`,
 `backbone`, `format`.
 
-Neither file holds a pickle. But torch's reader of `.pt2` would run a pickle that somebody adds to
-one, so of the two only ONNX is safe to accept from a stranger.
+Neither file holds a pickle. But torch's reader of `.pt2` would run a pickle that somebody added to
+one, so accept only ONNX files from strangers.
 """
 
 import json
@@ -165,7 +165,7 @@ def _program(module: ExportedHead, metadata: dict[str, Any]) -> torch.export.Exp
 def _difference(
     content: bytes, exporter: Exporter, module: ExportedHead, metadata: dict[str, Any]
 ) -> float:
-    """Compare the file with the model on random inputs, another number than the export used."""
+    """Compare the file with the model on random inputs, in another batch size than exported."""
     inputs = _examples(metadata, 3)
     with torch.inference_mode():
         expected = [tensor.numpy() for tensor in module(inputs)]

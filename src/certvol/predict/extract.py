@@ -37,7 +37,7 @@ from certvol.randomness import torch_generator
 from certvol.runs.outputs import check_output
 from certvol.settings import AugmentConfig, Config
 
-CHUNK = 64  # images per step of the cache: what a kill can cost
+CHUNK = 64  # images between two saves: a kill loses at most these
 VERSION = 2
 
 
@@ -59,8 +59,8 @@ def extract_features(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return features, images x views x D in the order of their content, and each image's row.
 
-    The order makes the features the same whatever folders the images lie in, in either domain.
-    Features serve all steps, so they have full precision unless the settings ask for bf16.
+    Because of the order, the features do not depend on the folders that the images lie in.
+    Features have full precision unless the settings ask for bf16, because all steps use them.
     """
     augment, data, bf16 = config.augment, config.data, config.training.precision == "bf16"
     shifted = data.view_set == "shifted"
@@ -139,7 +139,7 @@ def extract(
     if features_dim(config.model.backbone) is not None:
         raise UserError(f"`{config.model.backbone}` takes features; name a backbone for images")
     if not Path(folder).is_dir():
-        scan(folder)  # raises the right error
+        scan(folder)  # raises an error with the reason
     module, info = seeded_backbone(config.model, data.image_size, 0)
     # As in a run with `model.train head`, so that both share the cache.
     norm.install(module, norm.Domains(mode="frozen"))

@@ -21,7 +21,7 @@ from certvol.settings import Config
 Values = NDArray[np.float32]
 # Computes further measures from a batch: its features, its logits and its place among all images.
 ExtraMeasures = Callable[[Tensor, Tensor, slice], dict[str, Tensor]]
-BATCHES_ON_DEVICE = 16  # how many batches of outputs wait on the device for one copy to the host
+BATCHES_ON_DEVICE = 16  # batches of outputs that are copied to the host together
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Outputs:
 
     @property
     def label_free(self) -> dict[str, Values]:
-        """The measures that need no labels, turned so that higher means more certain."""
+        """The measures that need no labels, with signs set so that higher means more certain."""
         measures = self.measures
         return {name: certainty(name, measures[name]) for name in LABEL_FREE if name in measures}
 
@@ -104,7 +104,7 @@ def _keeping_labels(soft_NC: NDArray[np.float64], labels_N: NDArray[np.int64]) -
 
 
 def certainty(measure: str, values_N: Values) -> Values:
-    """Turn the values of a measure so that higher means more certain."""
+    """Set the sign of a measure so that higher means more certain."""
     return values_N if MEASURES[measure].more_is_certain else -values_N
 
 
@@ -147,7 +147,7 @@ def run_batches(
     copied: dict[str, list[Tensor]] = defaultdict(list)
 
     def copy_to_host() -> None:
-        """Bound the memory on the device, which seldom has to wait for the copies."""
+        """Copy now and then, to bound the memory on the device without waiting often."""
         for name, rows in waiting.items():
             copied[name].append(torch.cat(rows).float().cpu())
         waiting.clear()

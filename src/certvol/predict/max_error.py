@@ -1,8 +1,8 @@
 """Thresholds that keep the error among accepted images below a limit, from reviewed images.
 
-`certvol review RUN` collects the labels. Only random ones judge the model: a threshold that they
-allow holds with 95 % confidence on the run's target. An image that shows none of the classes, or
-that the reviewer could not tell, counts as an error, so the limit holds whatever it shows.
+`certvol review RUN` collects the labels. Only labels of random images count: a threshold from them
+holds with 95 % confidence on the run's target. An image that shows none of the classes, or that
+the reviewer could not identify, counts as an error, so the limit holds whatever it shows.
 """
 
 import csv
@@ -29,13 +29,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Judged:
-    """The random images with an answer: their rows in predictions.csv, and what was said."""
+    """The random images with an answer: their rows in predictions.csv, and the answers."""
 
     rows_n: NDArray[np.int64]
     wrong_n: Flags
     """Whether the answer differs from the predicted class."""
     unsure_n: Flags
-    """Whether the reviewer could not tell."""
+    """Whether the reviewer was unsure."""
 
     @property
     def errors_n(self) -> Flags:
@@ -75,10 +75,10 @@ def target_values(run: str | Path, measure: str, option: str) -> NDArray[np.floa
 
 
 def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
-    """Return the threshold that the labels of a run allow, and the share of the target it accepts.
+    """Return the threshold that a run's labels allow, and the share of the target it accepts.
 
-    The threshold is in the measure's units. If the labels allow none, a UserError says how many
-    should.
+    The threshold is in the measure's units. If the labels allow none, a UserError says how many are
+    needed.
     """
     folder = RunFolder(run)
     if not folder.review.exists():

@@ -11,7 +11,7 @@ no prediction is wrong). Keys in brackets are present with labels only.
     images, labelled          how many images, and whether they have labels
     measures                  measure -> title, higher_is_certain, needs_labels, median
     correlations              pearson, spearman -> of sigma with logit, (logit_gt), logit_diff,
-                              mcd_mu, mcd_sigma, turned so that higher means more certain; null
+                              mcd_mu, mcd_sigma, signed so that higher means more certain; null
                               for a method without sigma
     thresholds                measure -> coverage ("0.9") -> least certain value that is accepted,
                               in the measure's own units
@@ -54,7 +54,7 @@ THRESHOLD_COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 CURVE_POINTS = 200
 OSCILLATION_PER_CLASS, OSCILLATION_POINTS = 5, 1000
 NO_OSCILLATION = "it needs a classifier of one or two linear layers, and this method has another"
-# The multiplications that take seconds: a run computes the oscillation unasked up to this many.
+# A run computes the oscillation unasked up to this many multiplications, a few seconds of work.
 CHEAP_OSCILLATION = {"cpu": 1e11, "cuda": 1e14}
 
 

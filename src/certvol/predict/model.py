@@ -217,7 +217,7 @@ def _as_inputs(images: Any) -> list[Any] | Tensor:
 
 
 def _as_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor of an array, also of one with the order of its bytes or rows reversed."""
+    """Convert an array to a tensor, even if its byte order or its strides are reversed."""
     try:
         if min(array.strides, default=0) < 0 or not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="), order="C")

@@ -115,7 +115,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
 
 
 def image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Expand folders and globs; also return what folders hold that cannot be read."""
+    """Expand folders and globs; also return the entries of folders that cannot be read."""
     found: list[str] = []
     problems: list[tuple[str, str]] = []
     for word in images:  # os.path and glob keep names that are not Unicode, and absolute globs
@@ -137,7 +137,7 @@ def image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]
 def _image_batches(
     model: Model, paths: list[str], found: Predicted, reporter: Reporter
 ) -> Iterator[Tensor]:
-    """Yield batches of the images that can be read, and note in `found` which these are."""
+    """Yield batches of the readable images, and list these and the others in `found`."""
     model.check_images()
 
     def read(path: str) -> NDArray[np.uint8] | str:

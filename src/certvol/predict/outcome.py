@@ -1,4 +1,4 @@
-"""The end of a run: predict and measure the target with both models, then write the results."""
+"""Finish a run: predict and measure the target with both models, then write the results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from certvol.scores.metrics import accuracy, mean_class_accuracy
 from certvol.scores.uncertainty import MEASURES
 
 Indices = NDArray[np.int64]
-FEATURE_IMAGES = 2000  # how many images have their features kept
+FEATURE_IMAGES = 2000  # how many images keep their features
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Outcome:
     shown_K: Indices
     oscillation: dict[str, Any] | None
     evidence: Evidence
-    """What is known without labels, on the images `shown_K`."""
+    """What is known about the images `shown_K` without labels."""
 
     def at_temperature(self, temperature: float) -> "Outcome":
         """Divide the delivered model's logits by a temperature."""
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def feature_images(count: int, seed: int) -> Indices:
-    """Choose which of `count` images have their features kept, in ascending order."""
+    """Choose which of `count` images keep their features, in ascending order."""
     return np.sort(numpy_generator(seed, "features").permutation(count)[:FEATURE_IMAGES])
 
 
@@ -110,7 +110,7 @@ def run_target(
 
 @dataclass(frozen=True)
 class _Passes:
-    """Passes of images through the model's present weights, shared among the processes."""
+    """Passes images through the model's present weights; the processes share the work."""
 
     model: Model
     images: Target
@@ -229,10 +229,10 @@ def predictions_csv(
     accepted: NDArray[np.bool_] | None = None,
     measure: str | None = None,
 ) -> str:
-    """Return a table of path, label, probability and sigma, plus the columns that are asked for.
+    """Return a table of path, label, probability and sigma, plus any columns asked for.
 
-    A probability has four decimals: no calibration is finer. Others have nine digits, enough to
-    read back the same float.
+    A probability has four decimals, because no calibration is finer. Other values have nine
+    digits, enough to read back the same float.
     """
     header = ["path", "label", "probability", "sigma"]
     columns = [outputs.sigma_N]

@@ -74,7 +74,7 @@ class Rule:
     threshold: float
     """In the measure's own units."""
     coverage: float
-    """Share of the run's target that it accepts."""
+    """The share of the run's target that the threshold accepts."""
     max_error: float | None = None
     """Limit of the error among accepted images, with 95 % confidence; None if not asked for."""
 

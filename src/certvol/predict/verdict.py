@@ -98,7 +98,7 @@ def facts_of(evidence: Evidence) -> Facts:
 
 
 def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
-    """Return everything that speaks for or against use, the gravest first."""
+    """Return all reasons for and against using the model, the most serious first."""
     found: list[tuple[Word, str]] = []
     bad, look = WORDS[2], WORDS[1]
     if pretraining_warning(facts.source_before, facts.held_out, facts.num_classes) is not None:

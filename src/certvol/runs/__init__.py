@@ -1,1 +1,1 @@
-"""The files of a run: folder, checkpoint, tables, warnings."""
+"""Read and write the files of a run: folder, checkpoints, tables, warnings."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, and the safetensors files they and the weights are kept in.
+"""Checkpoints of a run, and the safetensors files that hold them and the weights.
 
 A checkpoint is one safetensors file with weights, optimiser and plan of the cycle, plus JSON facts.
 It is written and synced first, then named in `latest.json` together with its checksum. If the
@@ -40,7 +40,7 @@ class State:
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line of JSON. A torn line is harmless: resuming cuts what follows the checkpoint."""
+    """Append a line of JSON. A torn line is harmless: resuming cuts lines after the checkpoint."""
     append(path, (json.dumps(line) + "\n").encode())
 
 
@@ -62,8 +62,8 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file atomically, with `about` in its header.
 
-    Tensors are made contiguous, as safetensors refuses shared memory and gaps. The header has one
-    key only: the order of several would differ from run to run.
+    Tensors are made contiguous, because safetensors refuses shared memory and gaps. The header has
+    one key only, because the order of several would differ from run to run.
     """
     header = None if about is None else {"certvol": json.dumps(dict(about), sort_keys=True)}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -91,11 +91,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_about(path: Path) -> dict[str, Any]:
     """Read what `write_tensors` put into the header.
 
-    Raises OSError, KeyError, TypeError, ValueError or RecursionError for any other or cut-off file.
+    Raises OSError, KeyError, TypeError, ValueError or RecursionError for other or truncated files.
     """
     with path.open("rb") as file:
         length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-        if length > size:  # check before so much memory is requested
+        if length > size:  # check before allocating that much memory
             raise ValueError("its header is incomplete")
         header = dict(json.loads(file.read(length)))
     about = json.loads(header.pop("__metadata__")["certvol"])
@@ -118,7 +118,7 @@ class Checkpoints:
     """The newest checkpoint of a run and the one before it."""
 
     def __init__(self, folder: Path, writes: bool = True) -> None:
-        """`writes` is False in a process that leaves writing to the main one."""
+        """Set `writes` to False in a process that leaves writing to the main one."""
         self.folder, self.writes = folder, writes
         self.keeps_previous = True
         self.last_good: dict[str, Any] | None = None  # the entry last loaded or saved

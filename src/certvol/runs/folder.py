@@ -1,4 +1,4 @@
-"""The files of a run, and who may write them."""
+"""The folder of a run: its files, and the lock that lets only one process write them."""
 
 import json
 import os
@@ -99,7 +99,7 @@ class RunFolder:
     """The folder of a run. Weights, checkpoints and tables are written atomically."""
 
     def __init__(self, path: str | Path, writes: bool = True) -> None:
-        """`writes` is False in a process that leaves writing to the main one."""
+        """Set `writes` to False in a process that leaves writing to the main one."""
         self.path, self.writes = Path(path), writes
         self.config = self.path / "config.yaml"
         self.environment = self.path / "environment.json"
@@ -167,11 +167,11 @@ class RunFolder:
             raise AssertionError(f"{self.path} is not finished and needs its checkpoints")
         self.checkpoints.remove()
         for file in self.journal.kept_weights() if weights_of_cycles else ():
-            with suppress(OSError):  # a file that cannot be removed only takes room
+            with suppress(OSError):  # a file that cannot be removed only takes up space
                 file.unlink()
 
     def check_present(self) -> None:
-        """Refuse to write into a run whose disk is gone: its path would be created elsewhere."""
+        """Refuse to write into a run whose disk is gone: its path would be made on another disk."""
         if not self.holds_a_run:
             raise UserError(
                 f"the run folder {self.path} is gone; bring it back, then resume with "
@@ -195,7 +195,7 @@ class RunFolder:
         self.write_json(self.environment, {**before, "resumed": resumed})
 
     def check_links(self) -> None:
-        """Refuse links and pipes, which a run from a stranger may hold.
+        """Refuse links and pipes, which a run from a stranger may contain.
 
         Writing must not land outside the run, and reading from a named pipe would never end.
         """
@@ -214,7 +214,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing this run, and remove what a killed one half wrote."""
+        """Keep other processes from writing this run, and remove temporary files of killed ones."""
         refusal = f"another process is writing the run {self.path}; wait for it, or stop it first"
         with held_alone(self.lock_file, refusal):
             remove_leftovers(self.path)

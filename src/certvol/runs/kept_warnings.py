@@ -22,7 +22,7 @@ class KeptWarnings:
         self.flush()
 
     def flush(self) -> None:
-        """Write the warnings; one that cannot be written was still shown and does not end a run."""
+        """Write the warnings. One that cannot be written has been shown, so the run continues."""
         if self.run.writes and self.run.holds_a_run:
             with suppress(OSError):
                 for text in self.unwritten:

@@ -1,4 +1,4 @@
-"""Files and folders that a command writes to a place the user chose."""
+"""Check and write files and folders at places that the user chose."""
 
 import os
 import stat
@@ -15,10 +15,10 @@ Place = str | os.PathLike[str]
 
 
 def check_output(path: Place, option: str = "--out", inputs: Iterable[Place] = ()) -> None:
-    """Refuse, before any work, a place that cannot be written, and a file that is still needed.
+    """Refuse, before any work, a place that cannot be written or a file that is still needed.
 
-    These are existing images, files of runs and the `inputs` of the command itself. Any other
-    existing file is replaced; a pipe or a character device is written into.
+    Needed files are existing images, files of runs and the `inputs` of the command itself. Any
+    other existing file is replaced; pipes and character devices are written into.
     """
     shown = f"{option} {printable(os.fspath(path))}"
     place = Path(path)
@@ -68,7 +68,7 @@ def check_outside(folder: Place, images: Iterable[Place | None], option: str = "
 
 
 def same_file(one: Place, other: Place) -> bool:
-    """Return whether both are the same existing file, by whatever names."""
+    """Return whether both names lead to the same existing file."""
     try:
         return Path(one).samefile(other)
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def _own_streams() -> list[os.stat_result]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise OSError if no file could be made in the folder, or in the first one above it."""
+    """Raise OSError if the folder, or the first existing one above it, takes no new files."""
     while not os.path.lexists(folder):
         folder = folder.parent
     with tempfile.TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""Read RUN/review.csv: what a person said about target images.
+"""Read RUN/review.csv: a person's answers about target images.
 
 A line per answer: `path,label,answer,kind`. Path and label are written as in predictions.csv.
 
@@ -6,8 +6,8 @@ A line per answer: `path,label,answer,kind`. Path and label are written as in pr
              none     it shows none of the classes; `label` is empty
              unsure   the person cannot tell; `label` is empty
              undone   takes back the earlier answer about this path
-    kind     random   drawn at random, so it may judge a model
-             chosen   chosen because its label helps training; it judges nothing
+    kind     random   drawn at random, so it counts when a model is judged
+             chosen   chosen because its label helps training; it does not count
 
 The last answer about a path counts. The columns `answer` and `kind` may be left out: a plain table
 `path,label` holds classes of chosen images.
@@ -48,7 +48,7 @@ class Review:
 def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[Review]:
     """Read the answers that count, in the order in which they were given.
 
-    With `classes`, an unknown label is a UserError. A last line that a killed process left torn
+    With `classes`, an unknown label is a UserError. A torn last line, left by a killed process,
     does not count.
     """
     shown = printable(str(path))
@@ -106,7 +106,7 @@ def clean_path(cell: str) -> str:
 
 
 def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> Review | None:
-    """Return the review in a row; None if it takes one back."""
+    """Return the review in a row; None if the row takes an earlier review back."""
     path, label = clean_path(cells["path"]), cells["label"]
     answer, kind = cells.get("answer") or "class", cells.get("kind") or "chosen"
     if not path:
@@ -128,7 +128,7 @@ def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> 
 
 
 def _class_name(label: str, where: str, names: dict[str, str]) -> str:
-    """Return the class that a cell means, with or without the mark before a formula sign."""
+    """Return the class that a cell names, with or without the mark before a formula sign."""
     found = names.get(label, names.get(label_cell(label)))
     if found is None:
         hint = nearest(label, list(names.values()))

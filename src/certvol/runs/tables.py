@@ -1,7 +1,7 @@
 """Write and read CSV tables and text files.
 
-Tables are always UTF-8. In a name with other bytes, those are written as Python's error handler
-`backslashreplace` writes them: `caf\\xe9.jpg`.
+Tables are always UTF-8. Bytes of a name that are not UTF-8 are written as by Python's error handler
+`backslashreplace`: `caf\\xe9.jpg`.
 """
 
 import csv

@@ -36,7 +36,7 @@ class TensorBoard:
         self.writer.flush()
 
     def _start(self) -> None:
-        """Delete earlier events: a resumed run copies its history again, without what was cut."""
+        """Delete earlier events, because a resumed run copies its shortened history again."""
         from torch.utils.tensorboard import SummaryWriter
 
         for stale in self.folder.glob("events.out.tfevents.*"):
@@ -44,7 +44,7 @@ class TensorBoard:
         self.writer = SummaryWriter(str(self.folder))
 
     def restart(self) -> None:
-        """Copy the history from its start: it was cut."""
+        """Copy the history from its start, after lines were cut."""
         self.close()
         self.writer, self.read = None, 0
 
