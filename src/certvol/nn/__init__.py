@@ -1,1 +1,1 @@
-"""Networks: backbones, their normalisation, the two heads, sampling."""
+"""Build networks: backbones, BatchNorm per domain, the two heads and their sampling."""

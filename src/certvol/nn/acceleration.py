@@ -1,4 +1,4 @@
-"""Precision and compilation of a network on its device; the memory layout is the backbone's own."""
+"""Choose the precision of a network on its device, and compile it if that pays off."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from certvol.nn.network import Network
 from certvol.settings import TrainingConfig
 
 MIN_STEPS_TO_COMPILE = 5_000  # for fewer steps, compiling takes longer than it saves
-MIN_PIXELS_FOR_BF16 = 64  # on a CPU; for smaller images a step takes milliseconds anyway
+MIN_PIXELS_FOR_BF16 = 64  # on a CPU; with smaller images a step takes only milliseconds
 
 
 def uses_bf16(settings: TrainingConfig, network: Network, device: torch.device) -> bool:
@@ -24,7 +24,7 @@ def uses_bf16(settings: TrainingConfig, network: Network, device: torch.device) 
 def prepare(
     method: nn.Module, network: Network, settings: TrainingConfig, device: torch.device, steps: int
 ) -> None:
-    """Move a method and its network to the device; compile the backbone if `steps` repay it.
+    """Move a method and its network to the device; compile the backbone if `steps` make it pay.
 
     On a GPU this also sets torch's global switches for TF32 and cuDNN.
     """

@@ -1,6 +1,6 @@
-"""Backbones by name: modules from normalised images [N, 3, H, W] to pooled features [N, dim].
+"""Create backbones by name. A backbone maps normalised images [N, 3, H, W] to features [N, dim].
 
-Names are timm's, or `small_cnn`, or `features-D` for features extracted before. timm is imported
+Names are timm's, or `small_cnn`, or `features-D` for features from a file. timm is imported
 only for its own backbones.
 """
 
@@ -73,12 +73,14 @@ def create_backbone(
 ) -> tuple[nn.Module, BackboneInfo]:
     """Create a backbone and load its weights.
 
-    `weights` is a file, None for the hub's (random for `small_cnn`, which has none there), or
-    "none" for random ones. Without `download` the hub's come from the local cache. Convolutions are
-    laid out channels-last, which is faster on CPUs and GPUs for images of the same layout.
+    `weights` is a file, None for the hub's weights (random for `small_cnn`, which has none there),
+    or "none" for random ones. Without `download`, the hub's come from the local cache. Convolutions
+    are laid out channels-last, which is faster on CPUs and GPUs for images of the same layout.
     """
     file = None if weights == NO_WEIGHTS else weights
-    tensors = None if file is None else read_weights(file)  # first: a wrong file fails at once
+    tensors = (
+        None if file is None else read_weights(file)
+    )  # first, so that a wrong file fails at once
     info = describe(name, image_size)
     if features_dim(name) is not None:
         module: nn.Module = nn.Identity()
@@ -212,7 +214,7 @@ def _hub_weights(name: str, download: bool) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence timm's notes about moved modules, mapped names and omitted heads."""
+    """Silence timm's log messages about moved modules, mapped names and omitted heads."""
     logger = logging.getLogger("timm")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Heads on a backbone's features: f_Cl gives logits, f_Sigma a width, and both are sampled.
+"""Heads on a backbone's features: f_Cl gives logits, f_Sigma the width of the sampled Gaussian.
 
 N images, M samples, D features, C classes.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 Drop = Callable[[Tensor], Tensor]
 """Dropout, applied before each linear layer of a classifier."""
 
-# f_Sigma starts near this width for any feature: small against log C, and not saturated.
+# f_Sigma starts near this width for any feature: small compared with log C, and not saturated.
 INITIAL_SIGMA = 0.7
 # Slope of f_Sigma's hidden units below zero. Without it, one large step can switch all of them off
 # for good, and sigma with them.
@@ -67,7 +67,7 @@ class ResidualLayer(nn.Module):
 class SigmaHead(nn.Module):
     """f_Sigma: D -> D -> 1, softplus. Its input is not detached: sigma trains the backbone too.
 
-    In a plain ReLU network one large step can set sigma to 0 for ever. Two things prevent it:
+    In a plain ReLU network one large step can set sigma to 0 for good. Two things prevent this:
     hidden units leak a little, and softplus runs in float32, where its gradient vanishes only far
     below any useful sigma.
     """

@@ -1,4 +1,4 @@
-"""Backbone and classifier together, with the norm mode they share."""
+"""Join the backbone and the classifier, with the norm mode that they share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ class Network(nn.Module):
         adapts = frozen and (layers == 1 if config.adapter is None else config.adapter)
         width = min(self.dim, ADAPTER_WIDTH)
         self.small_width = width if frozen and layers == 1 else None
-        """Hidden units of a method's own small networks; None: as many as the features have."""
+        """Hidden units of a method's own small networks; None for as many as there are features."""
         self.adapter = ResidualLayer(self.dim, width) if adapts else None
         self.trained_part = config.train
         if self.trained_part != "all":
@@ -56,7 +56,7 @@ class Network(nn.Module):
             last_block(backbone).requires_grad_(True)
 
     def train(self, mode: bool = True) -> "Network":
-        """Keep a part that does not learn in evaluation, so that its statistics do not move."""
+        """Keep parts that do not learn in evaluation mode, with fixed statistics."""
         super().train(mode)
         if mode and self.trained_part != "all":
             self.backbone.eval()
@@ -97,8 +97,8 @@ class Network(nn.Module):
         self._evaluation_rows = evaluation_rows
 
     def _fits_compiled(self, images_NCHW: Tensor) -> bool:
-        """Return whether compiled code fits; others would take minutes to compile."""
-        if not self._compiled:  # before len(), which would fix the batch size of an export
+        """Return whether compiled code fits these rows; another shape would compile for minutes."""
+        if not self._compiled:  # before len(), which would freeze the batch size in an export
             return False
         rows, split = len(images_NCHW), self.domains.num_source
         if self.training:

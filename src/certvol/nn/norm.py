@@ -97,7 +97,7 @@ class DomainBatchNorm(nn.Module):
         """Normalise with mean and variance of all processes' rows, gradients included.
 
         A process without rows takes part too, because the others wait for it. If no process has
-        rows, the statistics do not move.
+        rows, the statistics do not change.
         """
         with torch.autocast(x.device.type, enabled=False):
             values = x.float()

@@ -1,4 +1,4 @@
-"""A fixed linear map to fewer dimensions, from frozen features to what is trained behind them."""
+"""Project frozen features to fewer dimensions by a fixed linear map, before the trained layers."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from certvol.settings import ModelConfig
 
 AUTO_DIMS = 512
-MOST_ROWS = 4096  # of each domain, from which directions are estimated
+MOST_ROWS = 4096  # rows of each domain that the directions are estimated from
 CHUNK_ROWS = 4096
 OVERSAMPLING = 8
 

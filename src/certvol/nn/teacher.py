@@ -1,4 +1,4 @@
-"""A teacher: the exponential moving average of a model, which labels in its place."""
+"""A teacher: the exponential moving average of a model, which labels the target in its place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

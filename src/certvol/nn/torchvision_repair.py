@@ -17,7 +17,7 @@ import torch
 
 
 def import_timm() -> ModuleType:
-    """Import timm; repair torchvision only if its import fails for lack of operators."""
+    """Import timm; repair torchvision only if its import fails because operators are missing."""
     with warnings.catch_warnings():
         # About torchvision's image extension and timm's moved modules: users cannot act on these.
         warnings.simplefilter("ignore")
@@ -26,7 +26,7 @@ def import_timm() -> ModuleType:
         except RuntimeError as error:
             if "torchvision::" not in str(error):
                 raise
-        # Half-imported modules would count as imported.
+        # Remove half-imported modules, which would count as imported.
         for name in [name for name in sys.modules if name.split(".")[0] in ("torchvision", "timm")]:
             del sys.modules[name]
         _declared_operators()

@@ -1,4 +1,4 @@
-"""Read weight files without executing what is in them, and fetch files from the hub."""
+"""Read weight files without executing their content, and download files from the hub."""
 
 import pickle
 import threading
@@ -17,7 +17,7 @@ from certvol.errors import UserError, first_line
 WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel and torch.compile put these before every name
 OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
-HUB_DEADLINE_SECONDS = 7.0  # with imports, an error then comes well within 15 seconds
+HUB_DEADLINE_SECONDS = 7.0  # so that an error comes within 15 seconds, including imports
 HUB_FILES = ["model.safetensors", "pytorch_model.bin"]
 NO_DOWNLOAD = "`model.hub` is false, and they are not in the local cache"
 
@@ -33,7 +33,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"weights file {path} not found; check the path, or use --weights none to train from "
             "scratch"
         )
-    if not path.is_file():  # opening a named pipe would block for ever
+    if not path.is_file():  # opening a named pipe would block forever
         kind = "folder" if path.is_dir() else "special file"
         raise UserError(
             f"expected a weights file (.safetensors, .pth or .pt), found the {kind} {path}"
@@ -114,7 +114,7 @@ def hub_weights(name: str, cfg: Any, download: bool) -> dict[str, Tensor]:
         return read_weights(_url_file(str(cfg.url), download))
     except UserError:
         raise
-    except Exception as error:  # of the connection, of its library, or of the disk
+    except Exception as error:  # errors of the connection, of its library or of the disk
         raise UserError(
             f"cannot get the pretrained weights of `{name}` from the hub ({first_line(error)}); "
             "give a local file with --weights FILE, or train from scratch with --weights none"
@@ -151,7 +151,7 @@ def _hub_file(cfg: Any, download: bool) -> Path:
 
 
 def _url_file(url: str, download: bool) -> Path:
-    """Fetch the weights of the few models outside the hub to where torch.hub keeps its own."""
+    """Download the weights of the few models outside the hub into torch.hub's own folder."""
     target = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if not target.exists():
         if not download:
@@ -166,7 +166,7 @@ def _url_file(url: str, download: bool) -> Path:
 
 
 def within_deadline(call: Callable[[], Any]) -> None:
-    """Run `call` in a thread, abandoned after the deadline: name lookups have no time-out."""
+    """Run `call` in a thread, abandoned after the deadline, because name lookups never time out."""
     errors: list[BaseException] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The kinds of chart in a report, as plain data.
+"""Describe the charts of a report as plain data.
 
 assets/charts.js draws them on the page, paper_figures.py for papers. A chart without content is
 left out.
@@ -43,9 +43,9 @@ class Axis:
     percent: bool = False
     low: float | None = None
     high: float | None = None
-    """None: fit the data."""
+    """None to fit the data."""
     decimals: int | None = None
-    """None: as many as each value needs."""
+    """None for as many as each value needs."""
 
     def text(self, value: float | None) -> str:
         if value is None:

@@ -54,7 +54,9 @@ def _per_class(runs: Runs) -> Bars:
         for i, (name, record) in enumerate(runs.items())
         if (found := section(record.metrics, "adapted", "per_class"))
     }
-    caption = "Of the delivered models. The classes that are hardest on average come first."
+    caption = (
+        "Accuracies of the delivered models. The classes that are hardest on average come first."
+    )
     return class_chart(accuracies, list(accuracies.values()), caption)
 
 

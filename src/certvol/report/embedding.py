@@ -1,4 +1,4 @@
-"""t-SNE of the target's features before and after adaptation, laid out for comparison."""
+"""Lay out the target's features by t-SNE, before and after adaptation, for comparison."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -21,7 +21,7 @@ class Embedding(NamedTuple):
     """None if the delivered model is the pretrained one."""
 
 
-@lru_cache(maxsize=1)  # the figures for papers need it again after the page
+@lru_cache(maxsize=1)  # kept for the figures for papers, which need it after the page
 def embed(features: Features, seed: int = 0) -> Embedding:
     """Lay out both with the same seed, and turn the second to match the first."""
     from threadpoolctl import threadpool_limits
@@ -66,6 +66,6 @@ def _scaled(points_n2: Points) -> Points:
 
 
 def rotate_onto(points_n2: Points, like_n2: Points) -> Points:
-    """Rotate or mirror a layout so that images keep their place; t-SNE does not fix either."""
+    """Rotate or mirror a layout so that images keep their place, which t-SNE leaves to chance."""
     left, _, right = np.linalg.svd(points_n2.T @ like_n2)
     return _scaled(points_n2 @ (left @ right))

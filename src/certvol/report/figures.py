@@ -71,7 +71,7 @@ def reliability(record: Record) -> Reliability:
     return Reliability(
         id="reliability",
         title="Reliability of the probability",
-        caption="On the diagonal, images with a probability of 80 % are right in 80 % of cases. "
+        caption="On the diagonal, images with a probability of 80 % are right 80 % of the time. "
         f"Darker bars hold more images.{calibration}",
         bins=[ReliabilityBin(*values) for values in known if len(values) == len(keys)],
     )
@@ -107,7 +107,7 @@ def correlations(record: Record) -> Bars:
         id="correlations",
         title="Correlation with sigma",
         caption="How far other measures agree with sigma over the target images (figure 3c of the "
-        "paper). Each is turned so that more means more certain.",
+        "paper). Signs are set so that more means more certain.",
         labels=[measure_title(name) for name in names],
         label_head="measure",
         series=series,

@@ -18,7 +18,7 @@ def write_report(
     target: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Path:
-    """Write RUN/report.html, or `out`. `target` is the target folder, if it was moved."""
+    """Write RUN/report.html, or `out`. `target` is where the target folder is, if it was moved."""
     if target is not None and not Path(target).is_dir():
         raise UserError(
             f"--target {printable(str(target))} is not a folder; "

@@ -35,7 +35,7 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "certvol",  # the same figure, the same bytes
     "text.usetex": False,
-    "text.parse_math": False,  # a `$` in a class name is a dollar
+    "text.parse_math": False,  # a `$` in a class name is just a dollar sign
 }
 
 
@@ -66,7 +66,7 @@ def write_figures(
     folder: Path,
     formats: Sequence[str] = ("png", "svg"),
 ) -> list[Path]:
-    """Write `folder`/<name>.<format>; a drawing is its size in inches and what draws on axes."""
+    """Write `folder`/<name>.<format>; a drawing has a size in inches and a function of axes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -61,7 +61,7 @@ class Record:
 
     path: Path
     settings: dict[str, Any]
-    """Flat: `training.cycles` -> 40."""
+    """All settings by their full names, such as `training.cycles`."""
     environment: dict[str, Any]
     about: dict[str, Any]
     """The metadata of the weights: method, classes, which model was delivered and why."""
@@ -94,7 +94,7 @@ class Record:
 
     @property
     def certainty(self) -> str:
-        """The measure that orders the images: sigma, or the largest probability without it."""
+        """The measure that orders the images: sigma, or the largest probability without one."""
         return "sigma" if self.images and "sigma" in self.images.measures else "probability"
 
 

@@ -1,4 +1,4 @@
-"""The page of one run: its numbers, its figures, and a gallery of every target image."""
+"""Build the page of one run: its numbers, its figures, and a gallery of all target images."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ _LEAST_FOR_THUMBNAILS = 4_000_000
 
 
 def run_page(record: Record, reporter: Reporter, target: Path | None = None) -> str:
-    """Return the page as HTML. `target`: the folder of the target images, if it was moved."""
+    """Return the page as HTML. `target` is where the target folder is, if it was moved."""
     notes = list(record.notes)
     sections = run_figures(record)
     charts = [chart.data() for charts in sections.values() for chart in charts]
@@ -103,7 +103,7 @@ def _embedding(record: Record, notes: list[str], reporter: Reporter) -> Embeddin
 
 
 def _points(embedding: Embedding, order_N: Indices) -> dict[str, Any]:
-    place_N = np.argsort(order_N)  # the gallery's place of each row of predictions.csv
+    place_N = np.argsort(order_N)  # the place in the gallery of each row of predictions.csv
     adapted_n2 = embedding.adapted_n2
     return {
         "images": place_N[embedding.rows_n].tolist(),

@@ -1,4 +1,4 @@
-"""The numbers of a run as text: the overview, tables and notes of its page."""
+"""Write the numbers of a run as text: the overview, tables and notes of its page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from certvol.scores.validators import is_spreading_warning
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """Return the numbers in the overview; an empty text for each that the run does not have."""
+    """Return the numbers of the overview; those that the run lacks are empty."""
     metrics, settings, scores = record.metrics, record.settings, section(record.evaluation)
     delivered = {**record.about, **section(metrics, "delivered")}
     model = str(delivered.get("model") or delivered.get("delivered") or "")
@@ -43,7 +43,7 @@ def summary(record: Record) -> dict[str, Any]:
 
 
 def verdict(record: Record) -> dict[str, Any] | None:
-    """Return what a run says of itself without labels; None for a run that has no verdict."""
+    """Return the run's verdict about itself, for the page; None if it has no verdict."""
     found = section(record.verdict)
     word, reasons = found.get("verdict"), found.get("reasons")
     if word not in WORDS or not isinstance(reasons, list):
@@ -64,7 +64,7 @@ def verdict(record: Record) -> dict[str, Any] | None:
 
 
 def class_counts(record: Record) -> Table | None:
-    """Tabulate how many images each class was given before and after, most changed first."""
+    """Tabulate predicted images per class before and after adaptation, most changed first."""
     rows = []
     for name, counts in section(record.verdict, "classes").items():
         before, after = (number(section(counts).get(key)) for key in ("before", "after"))

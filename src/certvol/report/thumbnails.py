@@ -1,4 +1,4 @@
-"""Small pictures of many images, in sheets of about 200. A page decodes only sheets that it shows.
+"""Make thumbnails in sheets of about 200, so that a page decodes only the sheets it shows.
 
 A thumbnail is squashed to a square cell. Its true shape is kept beside it, and the page stretches
 it back.
@@ -33,7 +33,7 @@ _WIDEST = 4.0
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Thumbnail i is cell `i % PER_SHEET` of sheet `i // PER_SHEET`."""
+    """Sheets of thumbnails; number i is cell `i % PER_SHEET` of sheet `i // PER_SHEET`."""
 
     cell: int
     sheets: list[bytes]
@@ -93,7 +93,7 @@ def make_thumbnails(
 
 
 def _cell_size(root: Path, paths: Sequence[str], max_megapixels: float) -> int:
-    """Return a side no larger than a sample of the images: digits have only 8 x 8 pixels."""
+    """Return a side no larger than sampled images: digits, for example, have only 8 x 8 pixels."""
     largest = 0
     for path in paths[:: max(1, len(paths) // 32)]:
         try:
@@ -105,7 +105,7 @@ def _cell_size(root: Path, paths: Sequence[str], max_megapixels: float) -> int:
 
 
 def _read(root: Path, path: str, max_megapixels: float) -> bytes:
-    """Read only images below `root`: the table may be a stranger's, and others see the page."""
+    """Read only images below `root`, because the table may come from a stranger."""
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\0" in path:
         raise UnreadableImage("leads out of the folder")
@@ -131,7 +131,7 @@ def _sheet(
 
 
 def _encoded(pixels_HWC: NDArray[np.uint8], budget: int, lossless: bool) -> bytes:
-    """Encode with the best quality that fits; as a last resort with fewer pixels."""
+    """Encode with the best quality that fits or, as a last resort, with fewer pixels."""
     image = Image.fromarray(pixels_HWC)
     if lossless and len(data := _webp(image, lossless=True, method=3)) <= budget:
         return data

@@ -1,7 +1,7 @@
-"""Estimate from the labels: accuracy, a threshold, and how many more labels to give.
+"""Estimate from labels the accuracy, a threshold, and how many more labels are needed.
 
-Only random images count. Images that the reviewer cannot tell are left out of the accuracy, and
-count as errors for the threshold.
+Only random images count. Images that the reviewer was unsure about are left out of the accuracy,
+and count as errors for the threshold.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Estimates:
     none: int
     """Answers that the image shows none of the classes."""
     unsure: int
-    """Random images that the reviewer could not tell."""
+    """Random images that the reviewer was unsure about."""
     accuracy: Interval
     before: Interval | None
     """Accuracy of the model before adaptation; None if its predictions are not known."""
@@ -102,7 +102,7 @@ def _counts(
 
 
 def sentences(found: Estimates) -> dict[str, str]:
-    """Put the figures into words, for the page and the console."""
+    """Describe the figures in words, for the page and the console."""
     words = {
         "accuracy": _interval(found.accuracy),
         "before": "" if found.before is None else _interval(found.before),
@@ -129,4 +129,4 @@ def _threshold(found: Estimates) -> str:
         return f"{limit}: the most certain images are wrong too often so far"
     if rule.needed > found.images:
         return f"{limit}: the target has too few images to prove it"
-    return f"{limit}: not proved yet; about {rule.needed} random labels should do"
+    return f"{limit}: not proved yet; about {rule.needed} random labels should be enough"

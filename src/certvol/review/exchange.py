@@ -108,7 +108,7 @@ def _from_tasks(text: str, shown: str) -> list[Review]:
 
 
 def _answers(tasks: Iterable[dict[str, Any]]) -> Iterable[Review]:
-    """Yield an answer per task that has one; of several annotations the last counts."""
+    """Yield the answer of each task that has one; of several annotations the last one counts."""
     for task in tasks:
         about = task.get("data", task)  # JSON-MIN holds everything at one level
         label = about.get("label")
@@ -128,7 +128,7 @@ def _answers(tasks: Iterable[dict[str, Any]]) -> Iterable[Review]:
 
 
 def _checked(review: Review, shown: str, target: ReviewTarget) -> Review:
-    """Return the review with a class of the run, or with what the tool says instead of one."""
+    """Return the review with a class of the run, or with the tool's answer that it is none."""
     if review.path not in target.row_of:
         raise UserError(
             f"{shown} names {printable(review.path)}, which is not a target image of the run"

@@ -57,7 +57,7 @@ def no_guesses(target: ReviewTarget) -> Guesses:
 
 
 def stored_guesses(target: ReviewTarget) -> Guesses:
-    """Read the guesses that the run holds; none if the file is missing, damaged or not its own."""
+    """Read the run's guesses; none if the file is missing, damaged or from another run."""
     try:
         found = load_tensors(target.run.guesses)
         rows_R, before_R = (found[name].numpy().astype(np.int64) for name in ("rows", "before"))

@@ -1,4 +1,4 @@
-"""Write RUN/review.csv: one line per answer, on the disk before the next image is shown."""
+"""Write RUN/review.csv: a line per answer, synced to disk before the next image is shown."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +30,10 @@ class LabelsFile:
         return self._answers.get(path)
 
     def add(self, *reviews: Review) -> None:
-        """Append answers; when this returns, they are on the disk."""
+        """Append answers, and return when they are on disk."""
         self._append([_cells(each) for each in reviews])
         for each in reviews:
-            # An answer given again moves to the end: the last one is the first to be undone.
+            # A changed answer moves to the end, because the last answer is undone first.
             self._answers.pop(each.path, None)
             self._answers[each.path] = each
 

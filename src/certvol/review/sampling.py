@@ -1,7 +1,8 @@
 """Choose which target images to label: random ones first, then those that help training most.
 
-The random ones judge the model. They are drawn from strata of equal certainty, so that any first
-part of the order represents the target, and the order never depends on what is answered. N images.
+The model is judged by the random ones. They are drawn from strata of equal size by certainty, so
+that any first part of the order represents the target. The order never depends on the answers.
+N images.
 """
 
 from collections.abc import Sequence

@@ -24,12 +24,12 @@ QUALITY = 88
 
 
 class BadAnswer(ValueError):
-    """An answer that does not fit the queue or the classes."""
+    """Raised for an answer that does not fit the queue or the classes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """`items` and `files` belong together; `files` has the file of each row of the target."""
+    """The state of one review; `files` has the file of each row of the target."""
 
     target: ReviewTarget
     items: Sequence[Item]

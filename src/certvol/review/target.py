@@ -1,4 +1,4 @@
-"""The target images of a run as a reviewer needs them: what is predicted, and where they are."""
+"""Read what a reviewer needs of a run's target images: their files and predictions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from certvol.runs.review_labels import clean_path
 
 @dataclass(frozen=True, eq=False)
 class ReviewTarget:
-    """The images of a complete run. The labels that the target may have stay unread."""
+    """The target images of a complete run. Labels that the target may have are never read."""
 
     run: RunFolder
     record: Record

@@ -1,4 +1,4 @@
-"""Temperatures that make probabilities mean what they say. N images, C classes.
+"""Calibrate probabilities by a temperature. N images, C classes.
 
 A temperature T turns probabilities p into softmax(log p / T). Above 1 it makes the model less sure;
 no prediction changes.
@@ -20,7 +20,7 @@ def at_temperature(probabilities_NC: Probabilities, temperature: float) -> NDArr
 
 
 def fitted_temperature(probabilities_NC: Probabilities, labels_N: Labels) -> float:
-    """Return the temperature of the highest likelihood of these labels (Guo et al. 2017)."""
+    """Return the temperature that maximises the likelihood of these labels (Guo et al. 2017)."""
     logits_NC, rows = logits_of(probabilities_NC), np.arange(len(labels_N))
 
     def loss(log_temperature: float) -> float:
@@ -34,8 +34,8 @@ def fitted_temperature(probabilities_NC: Probabilities, labels_N: Labels) -> flo
 def matching_temperature(probabilities_NC: Probabilities, accuracy: float) -> float:
     """Return the temperature at which the mean of the largest probabilities is `accuracy`.
 
-    The mean falls as the temperature rises; an accuracy that no allowed temperature reaches gets
-    the coldest or the hottest.
+    The mean falls as the temperature rises. If no allowed temperature reaches the accuracy, return
+    the lowest or the highest.
     """
     logits_NC = logits_of(probabilities_NC)
 
@@ -52,6 +52,6 @@ def matching_temperature(probabilities_NC: Probabilities, accuracy: float) -> fl
 
 
 def logits_of(probabilities_NC: Probabilities) -> NDArray[np.float64]:
-    """Return logits of these probabilities; one that is 0 counts as the smallest normal float32."""
+    """Return logits of these probabilities; a 0 is replaced by the smallest normal float32."""
     p = np.asarray(probabilities_NC, dtype=np.float64)
     return np.asarray(np.log(np.maximum(p, np.finfo(np.float32).tiny)))

@@ -1,8 +1,8 @@
 """Estimate the accuracy on a target without its labels, from outputs of models.
 
 S held-out source images, whose labels are known, N target images, C classes. Accuracies are shares.
-Each estimate is right under an assumption that a strong shift breaks, so they are compared where
-the truth is known: `docs/results/verdict.md`.
+Each estimate rests on an assumption that a strong shift breaks. `docs/results/verdict.md` compares
+them with known accuracies.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def average_confidence(confidence_N: Values) -> float:
 
 
 def difference_of_confidences(confidence_S: Values, right_S: Flags, confidence_N: Values) -> float:
-    """DoC (Guillory et al. 2021): source accuracy, less what the confidence falls on the target."""
+    """DoC (Guillory et al. 2021): source accuracy minus the drop in confidence on the target."""
     fall = np.mean(confidence_S, dtype=np.float64) - np.mean(confidence_N, dtype=np.float64)
     return float(np.clip(np.mean(right_S) - fall, 0, 1))
 
@@ -35,15 +35,15 @@ def thresholded_confidence(certainty_S: Values, right_S: Flags, certainty_N: Val
     if wrong == len(right_S):
         return 0.0
     threshold = np.sort(certainty_S)[wrong]
-    # Without a wrong source image the threshold is the least certainty seen there.
+    # Without a wrong source image, the threshold is the lowest certainty of these images.
     return float(np.mean(certainty_N >= threshold))
 
 
 def information_share(probabilities_NC: Values) -> float:
-    """Return the mutual information of image and class as a share of the most it could be.
+    """Return the mutual information of image and class as a share of its maximum.
 
-    This is 1 - mean of H(p) / H(mean of p): near 1 if predictions are confident, with respect to
-    the classes that are in use. NaN if all images have one class with certainty.
+    This is 1 - mean of H(p) / H(mean of p). It is near 1 if predictions are confident, given the
+    classes in use, and NaN if all images have the same class with certainty.
     """
     p = np.asarray(probabilities_NC, dtype=np.float64)
     whole = float(entr(p.mean(axis=0)).sum())

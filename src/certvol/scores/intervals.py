@@ -1,4 +1,4 @@
-"""Intervals and bounds for shares that a few labels estimate.
+"""Compute intervals and bounds for shares that are estimated from a few labels.
 
 `stratified` estimates the accuracy on all images from a stratified random sample; `upper_bound` and
 `lower_bound` are exact for a simple one. `risk_threshold` accepts the most certain images whose
@@ -20,9 +20,9 @@ Values = NDArray[np.floating]
 
 CONFIDENCE = 0.95
 CANDIDATES = 20  # thresholds that `risk_threshold` tests
-FIRST_ERRORS = 3  # that the strictest of them should allow
-MOST_LABELS = 10**7  # a larger answer counts as none
-PSEUDO = 2.0  # labels at the overall rate that each stratum counts beside its own
+FIRST_ERRORS = 3  # errors that the strictest threshold should allow
+MOST_LABELS = 10**7  # if more labels would be needed, report that none are enough
+PSEUDO = 2.0  # labels with the overall rate that are added to those of each stratum
 
 
 class Interval(NamedTuple):
@@ -51,11 +51,11 @@ class RiskThreshold:
     bound: float
     """Upper bound of their error; 1 without labels."""
     needed: int | None
-    """Labels in total that should allow a threshold, at today's error rates; None if none would."""
+    """Total labels that should allow a threshold at the present error rates; None if none would."""
 
 
 def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
-    """Return the exact binomial interval: it covers every true share at least this often."""
+    """Return the exact binomial interval, which covers any true share at least this often."""
     if trials <= 0:
         return Interval(math.nan, 0.0, 1.0)
     one_sided = (1 + confidence) / 2
@@ -155,7 +155,7 @@ def labels_to_reach(rate: float, risk: float, confidence: float = CONFIDENCE) ->
 
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the least number above `low` that is enough, by bisection; `high` counts as enough."""
+    """Find the least number above `low` that is enough, by bisection; `high` counts as enough."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -197,8 +197,8 @@ def risk_threshold(
 def _first_coverage(labels: int, risk: float, confidence: float) -> float:
     """Return the share of the images that the strictest candidate accepts.
 
-    Its labels allow a few errors if this takes no more than half of them: a candidate that a single
-    error refutes would often end the sequence before it begins.
+    Its labels allow a few errors if that takes no more than half of them: otherwise a single error
+    would often end the sequence at its first candidate.
     """
     none, few = (_labels_that_allow(errors, risk, confidence) for errors in (0, FIRST_ERRORS))
     return min(1.0, max(none, min(few, labels / 2)) / max(1, labels))

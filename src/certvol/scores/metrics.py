@@ -1,4 +1,4 @@
-"""Metrics of predictions and of certainty, from arrays. N images, C classes.
+"""Compute metrics of predictions and of certainty from arrays. N images, C classes.
 
 A metric that is undefined, such as a correlation with a constant, is NaN.
 """
@@ -64,7 +64,7 @@ def _varies(values_N: Values | Flags) -> bool:
 
 
 def auroc(scores_N: Values, positive_N: Flags) -> float:
-    """Return how likely a positive scores higher than a negative; ties count half."""
+    """Return the probability that a positive scores above a negative; ties count half."""
     from sklearn.metrics import roc_auc_score
 
     if not _varies(positive_N) or not np.isfinite(scores_N).all():
@@ -80,7 +80,7 @@ def fpr_at_tpr(scores_N: Values, positive_N: Flags, tpr: float = 0.95) -> float:
 
 
 def threshold_at(certainty_N: Values, coverage: float) -> float:
-    """Return the highest of these certainties that at least `coverage` of the images reach."""
+    """Return the highest threshold on certainty that at least `coverage` of the images reach."""
     descending = np.sort(certainty_N)[::-1]
     return float(descending[_images_at(coverage, len(descending)) - 1])
 

@@ -1,4 +1,4 @@
-"""Oscillation: how often the predicted class changes on the way between two images' features."""
+"""Measure oscillation: how often the predicted class changes between two images' features."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class Oscillation(NamedTuple):
-    """Both are sums over all pairs of images, in changes / K.
+    """Sums over all pairs of images, in changes / K.
 
-    `floor` is what no classifier with the same predictions for the images can go below: it counts
-    the pairs that are predicted differently.
+    `floor` is the least possible for a classifier with the same predictions: it counts the pairs
+    that are predicted differently.
     """
 
     total: float

@@ -1,7 +1,7 @@
-"""Measures of how certain a model is of an image. N images, C classes.
+"""Measure how certain a model is of an image. N images, C classes.
 
-`MEASURES` names them all and says which way each points. Comparisons of measures (correlations,
-spotting errors, rejection) first turn each so that more is more certain, as in the paper's fig. 3c.
+`MEASURES` lists all measures, and whether more means more certain. Comparisons of measures
+(correlations, AUROC, rejection) first set signs so that it does, as in the paper's fig. 3c.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Validators: scores that say, without target labels, how well a model does on the target.
 
-The collapse guard watches them in every cycle, the trial of norm modes is decided by one, and
+The collapse guard watches them in every cycle, trials of norm modes are decided by them, and
 `guard.select` can choose the delivered cycle by one. P is N x C probabilities.
 """
 
@@ -19,8 +19,8 @@ Scores = Mapping[str, float | None]
 Trials = Mapping[str, Scores | None]
 
 SND_TEMPERATURE = 0.05
-SND_ROWS = 512  # computed at a time, because N x N may not fit into memory
-SND_IMAGES = 512  # per cycle, because the cost grows with their square
+SND_ROWS = 512  # rows computed at a time, because N x N may not fit into memory
+SND_IMAGES = 512  # images per cycle, because the cost grows with their square
 CLEARLY_BETTER = 0.05  # of the largest possible entropy or mutual information
 NEARLY_ALL = 0.92  # of the classes
 NORM_MODES = ("frozen", "mixed", "per_domain")  # the later, the more they fit the target
@@ -138,7 +138,7 @@ class Validator:
     direction: Literal[1, -1] = 1
     """-1: less is better."""
     needs: Literal["held_out_source", "sigma"] | None = None
-    """The thing that a run must have for this score."""
+    """What a run must have for this score."""
 
 
 def _median_sigma(seen: Seen) -> float | None:
@@ -218,12 +218,12 @@ def is_spreading_warning(text: str) -> bool:
 
 
 def norm_margin(num_classes: int) -> float:
-    """Nats by which a norm mode must lead those that fit the target less."""
+    """Return the nats by which a norm mode must lead those that fit the target less."""
     return CLEARLY_BETTER * float(np.log(num_classes))
 
 
 def fits_better(scores: Scores, other: Scores, num_classes: int) -> bool:
-    """Return whether statistics that fit the target more closely predict it better than `other`.
+    """Return whether a mode whose statistics fit the target more closely is better than `other`.
 
     Statistics that do not suit the target leave its predictions uncertain. This holds both ways:
     shared ones under a large shift, and the target's own where it lacks classes. A shift can also
@@ -277,7 +277,7 @@ def keeps_source(trials: Trials, least: float) -> dict[str, Scores | None]:
 
 
 def pretraining_warning(accuracy: float | None, images: int, num_classes: int) -> str | None:
-    """Warn if the pretrained model hardly knows the source, by its held-out images.
+    """Warn if the pretrained model is poor on held-out source images.
 
     With two classes 60 % is little, and with a hundred 10 % is much, so the bar depends on chance.
     """
