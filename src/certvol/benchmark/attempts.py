@@ -1,4 +1,4 @@
-"""Every attempt at a run, kept in `attempts.jsonl`: how long it took and how it ended."""
+"""Record every attempt at a run in `attempts.jsonl`: how long it took and how it ended."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The paper's claims, each tested on the runs of a benchmark."""
+"""Test the paper's claims on the runs of a benchmark."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Claim:
     unit: str
     """The unit of the mean effect."""
     needs: tuple[str, ...]
-    """The methods whose runs `effect` takes, in this order."""
+    """The methods whose runs are the arguments of `effect`, in this order."""
     effect: Callable[..., float]
     """The effect for one task and seed; positive supports the claim. KeyError if unknown."""
     digits: int = 1

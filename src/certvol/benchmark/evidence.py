@@ -37,8 +37,8 @@ def read_evidence(files: RunFolder) -> dict[str, float]:
 def sigma_course(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Summarise the paper's figures 3a and 3b from the lines of `history.jsonl`.
 
-    `drop source` and `drop target`: how far sigma lies, in the first cycle of adaptation, below
-    the source's at the end of pretraining, as a share of it. `lead of source`: how much earlier
+    `drop source` and `drop target` say how far sigma falls in the first cycle of adaptation, as a
+    share of the source's sigma at the end of pretraining. `lead of source` says how much earlier
     the source's sigma returns to that level than the target's, as a share of adaptation.
     """
     has_sigma = [line for line in lines if line.get("sigma_source") is not None]

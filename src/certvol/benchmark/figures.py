@@ -1,4 +1,4 @@
-"""A figure per varied setting: accuracy over its values, with the deviation over seeds."""
+"""Draw a figure per varied setting: accuracy over its values, with the deviation over seeds."""
 
 import statistics
 import textwrap

@@ -1,4 +1,4 @@
-"""The runs of a benchmark: every task by every method, variant and seed, each in its folder."""
+"""Plan the runs of a benchmark: every task by every method, variant and seed."""
 
 import dataclasses
 import re
@@ -98,7 +98,7 @@ class RunIdentity:
 
 @dataclass(frozen=True)
 class BenchmarkJob(RunIdentity):
-    """One run to make in the benchmark's folder, `out`."""
+    """One run of the benchmark in the folder `out`."""
 
     out: Path
     source: Path
@@ -194,8 +194,8 @@ def settings_of(
 ) -> Config:
     """Resolve a variant's settings.
 
-    The variant's override the command line's (`given`), then come the file's, the suite's and the
-    preset's. A method ignores method settings that only other methods have.
+    The variant's settings override the command line's (`given`), which override the file's, the
+    suite's and the preset's. A method ignores settings that only other methods have.
     """
     joined = {**(of_suite or {}), **for_method(file or {}, variant.method), **(given or {})}
     config = checked({**joined, "method.name": variant.method}, preset, dict(variant.settings))

@@ -24,12 +24,13 @@ class Pool(Protocol):
     ) -> int | None:
         """Run all jobs; return the signal that stopped it, or None.
 
-        `ended` gets the outcome of each attempt, `running` regularly the jobs that run.
+        `ended` is called with the outcome of each attempt, `running` regularly with the jobs that
+        run.
         """
 
 
 class LocalPool:
-    """Up to `workers` jobs at a time; the GPUs are given out in turn."""
+    """Runs up to `workers` jobs at a time, and assigns the GPUs in turn."""
 
     def __init__(self, workers: int, gpus: Sequence[str]) -> None:
         self.workers, self.gpus = workers, gpus
@@ -73,7 +74,7 @@ class LocalPool:
 
 def _stop(workers: Sequence[Worker], ended: Ended) -> None:
     for worker in workers:
-        worker.ask_to_stop()  # all first, so that they save at the same time
+        worker.ask_to_stop()  # ask all of them first, so that they save at the same time
     for worker in workers:
         job = worker.job
         worker.end()

@@ -12,7 +12,7 @@ from certvol.runs.folder import RunFolder
 from certvol.scores.validators import VALIDATORS
 from certvol.settings import Config, flatten, read_settings_file
 
-# Settings that change where and how fast a run is, but not its result; a seed has its own folder.
+# Settings that change where and how fast a run computes, but not its result, and the seed.
 WITHOUT_EFFECT = frozenset(
     "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share "
     "data.max_megapixels data.decode_seconds training.device training.seed training.log_every "

@@ -1,4 +1,4 @@
-"""Rows of published results, from `published.json`, in the columns of our tables."""
+"""Read published results from `published.json`, as rows with the columns of our tables."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def published() -> dict[str, Any]:
 
 
 def published_rows(suite: Suite, columns: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """Return rows (backbone, checkpoint, a cell per task or class, mean) and a note on them."""
+    """Return rows (backbone, checkpoint, a cell per task or class, mean) and a note for them."""
     table = published().get(suite.name)
     if table is None:
         return [], []

@@ -1,4 +1,4 @@
-"""Rank methods over tasks: mean ranks, how sure they are, and what each method costs.
+"""Rank methods over tasks: mean ranks with their uncertainty, and what each method costs.
 
 Friedman's test asks whether the methods differ at all. Two mean ranks differ if they are further
 apart than Nemenyi's critical difference (Demsar, JMLR 7, 2006). That test is strict if there are
@@ -35,7 +35,7 @@ class Standing:
     high: float
     """Ends of the bootstrap interval of the mean rank over tasks, 95 %."""
     accuracy: float
-    """Mean over tasks."""
+    """The mean accuracy over tasks."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from certvol.progress import StopSignal
 
 LOCAL = "local"
 CONNECT_SECONDS = 5.0
-LOOK_SECONDS = 1.0  # between two looks at the cluster
+LOOK_SECONDS = 1.0  # seconds between checks of the cluster
 
 
 def run_job(job: BenchmarkJob) -> JobOutcome:
-    """Do one job inside a worker of Ray, which has set CUDA_VISIBLE_DEVICES.
+    """Run one job inside a worker of Ray, which has set CUDA_VISIBLE_DEVICES.
 
     If the worker dies, the run's process saves its state and ends too. If the process dies, raise,
     so that Ray tries again.
@@ -42,7 +42,7 @@ def run_job(job: BenchmarkJob) -> JobOutcome:
 
 
 def _check_reachable(address: str) -> None:
-    """Try to connect: Ray itself would try for a quarter of an hour."""
+    """Try to connect, because Ray itself would try for a quarter of an hour."""
     found = re.fullmatch(r"(?:ray://)?\[?([^/\s]+?)\]?:(\d{1,5})", address)
     if found is None:
         return  # `auto`, or another word that Ray knows
@@ -54,7 +54,7 @@ def _check_reachable(address: str) -> None:
 
 
 class RayPool:
-    """Jobs on a cluster: as many at a time as its resources allow.
+    """Runs jobs on a cluster, as many at a time as its resources allow.
 
     `workers` limits a cluster started here; `gpu_share` is each job's share of a GPU.
     """

@@ -34,7 +34,7 @@ class Cycles:
     accuracy: list[float]
     """Accuracy after each cycle, in the suite's metric."""
     scores: dict[str, list[float]]
-    """Validator -> scores, turned so that more is better."""
+    """Validator -> scores, with signs set so that more is better."""
     healthy: list[bool]
 
     def chosen_by(self, validator: str) -> int | None:
@@ -75,7 +75,7 @@ def read_run(folder: Path, asked: Result, metric: Metric, validator: str) -> Res
     The delivered model is measured on the whole target, every cycle only on the watched images.
     The accuracy of another cycle is the delivered model's plus their difference on the watched
     images, so that `last`, `selected` and `oracle` can be compared. If all images are watched, this
-    is exact up to the precision of these looks (bf16 or fp32).
+    is exact up to the precision of those predictions (bf16 or fp32).
     """
     files = RunFolder(folder)
     try:

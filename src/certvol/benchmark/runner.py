@@ -1,4 +1,4 @@
-"""Plan the runs of a suite, have them run, and write their results and tables."""
+"""Plan the runs of a suite, run them, and write their results and tables."""
 
 import json
 from collections.abc import Sequence
@@ -72,10 +72,10 @@ class _Benchmark:
             if key[1] in self.configs and folder.finished:
                 preflight.check_same_settings(folder.path, self.configs[key[1]])
         self.read: dict[RunKey, Result] = {}
-        """Finished runs that were read already."""
+        """Finished runs that have been read."""
 
     def _find_baseline(self) -> str | None:
-        """Return the label of `--baseline`, however it spells its settings."""
+        """Return the label of `--baseline`, in whatever form its settings are written."""
         name = self.options.baseline
         label = None if name is None else read_variants([name])[0].label
         if label is not None and label not in self.configs:
@@ -140,7 +140,7 @@ class _Benchmark:
         return summary
 
     def _prepare(self) -> None:
-        """Write all that the runs need: images, links and settings."""
+        """Write what the runs need: images, links and settings."""
         folders = suite_data.prepare(self.suite, self.located, self.data)
         root = None if self.root is None else str(self.root.resolve())
         about = {"suite": self.suite.name, "data": root}
@@ -155,7 +155,7 @@ class _Benchmark:
             self._drop_state(job)
 
     def _drop_state(self, job: BenchmarkJob) -> None:
-        """Delete what a finished run no longer needs, or many runs would fill the disk."""
+        """Delete what a finished run no longer needs, so that many runs do not fill the disk."""
         folder = RunFolder(job.folder)
         if folder.finished:
             folder.drop_state(weights_of_cycles=self.configs[job.method].guard.keep != "all")

@@ -30,7 +30,7 @@ class Located:
 def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Located]:
     """Return each domain that the tasks need, by its letter; write nothing.
 
-    Raise UserError with everything that is missing or too much.
+    Raise UserError with a list of everything that is missing or unexpected.
     """
     needed = {letter for task in tasks for letter in task.split("-")}
     if suite.own_images is not None:

@@ -18,7 +18,7 @@ Metric = Literal["accuracy", "mean_class_accuracy"]
 @dataclass(frozen=True)
 class Domain:
     letter: str
-    """Its name in tasks such as A-W."""
+    """The letter of the domain in tasks such as A-W."""
     folders: tuple[str, ...]
     """Accepted folder names, the usual one first."""
     images: int | None
@@ -49,7 +49,7 @@ class Suite:
     class_names: tuple[str, ...] = ()
     """Empty if unknown; all domains must then have the same class folders."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Another folder name of a class -> its name in `class_names`."""
+    """Alternative folder name of a class -> its name in `class_names`."""
     archive_sha256: str | None = None
     total_images: int | None = None
     splits: Mapping[str, str] = field(default_factory=dict)

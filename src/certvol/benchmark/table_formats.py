@@ -1,4 +1,4 @@
-"""A table of results, and how it is written as Markdown, LaTeX and CSV."""
+"""Write a table of results as Markdown, LaTeX and CSV."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The tables of a benchmark: accuracies, losses, gains, claims, validators and a ranking."""
+"""Make the tables of a benchmark: accuracies, losses, gains, claims, validators and a ranking."""
 
 import statistics
 from collections.abc import Sequence
@@ -282,7 +282,7 @@ def _seeds_note(done: Sequence[Result], methods: list[str], tasks: list[str]) ->
     if not counts:
         return "No runs."
     if min(counts) < max(counts):
-        return f"{min(counts)} to {max(counts)} seeds per cell: cells differ in certainty."
+        return f"{min(counts)} to {max(counts)} seeds per cell, so cells differ in certainty."
     return f"{counts[0]} {'seed' if counts[0] == 1 else 'seeds'} per cell."
 
 

@@ -1,4 +1,4 @@
-"""A process that does jobs one after another, and how each job ended."""
+"""Run jobs one after another in a process, and report how each job ended."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ class JobOutcome:
     """The end of an attempt at a job."""
 
     status: Literal["done", "failed", "died", "retried", "stopped"]
-    """died: ended from outside; retried: died and will be tried again; stopped: by us."""
+    """`died`: ended from outside; `retried`: died and will be tried again; `stopped`: by us."""
     code: int
     """The exit code; negative: killed by that signal."""
     seconds: float
@@ -33,7 +33,7 @@ class JobOutcome:
 
 
 class Worker:
-    """A process for one job after another; after a failure the next job gets a new process."""
+    """A process that runs one job after another; after a failure the next job gets a new one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
@@ -85,7 +85,7 @@ class Worker:
         return JobOutcome("failed", code, seconds, self._last_message(job.log))
 
     def _exit_code(self) -> int | None:
-        """Return the code that the process replied, or its own if it ended without a reply."""
+        """Return the exit code that the process replied, or its own if it ended without a reply."""
         if self.process is None:
             return None
         ended = self.process.poll()
@@ -135,7 +135,7 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def progress_of(folder: Path) -> str:
-    """Return how far a run is, from the last line of its history."""
+    """Describe the progress of a run, from the last line of its history."""
     try:
         with (folder / "history.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 2048))

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 @dataclass(frozen=True)
 class Range:
-    """Limits of a number: `above` and `below` are excluded, `at_least` and `at_most` included."""
+    """The range of a number; it excludes `above` and `below`, includes `at_least` and `at_most`."""
 
     above: float | None = None
     at_least: float | None = None
@@ -22,7 +22,7 @@ class Range:
     at_most: float | None = None
 
     def fault(self, value: float) -> str | None:
-        """Return what the value should be, in words, or None if it is within the range.
+        """Describe what the value should be; None if it is within the range.
 
         NaN is outside every range.
         """
@@ -59,7 +59,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Setting:
-    """One declared setting, as tables and checks need it."""
+    """A declared setting, in the form that tables and checks need."""
 
     name: str
     kind: Any
@@ -78,7 +78,7 @@ class Setting:
         return ", ".join(map(str, self.choices)) or str(self.range)
 
     def fault(self, value: Any) -> str | None:
-        """Return what a number should be, in words, or None if it is within its range."""
+        """Describe what a number should be; None if it is within its range."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return self.range.fault(value) if is_number else None
 

@@ -1,4 +1,4 @@
-"""Join preset, settings file and command line into one checked `Config`.
+"""Merge preset, settings file and command line into one checked `Config`.
 
 A setting is named `section.field`. The command line overrides the file, which overrides the preset.
 The section `method` holds the settings of the chosen method, and `pseudo_labels` those of the
@@ -201,11 +201,11 @@ def resolve(
     rules: Mapping[str, type] | None = None,
     choices: Choices | None = None,
 ) -> Config:
-    """Join preset, file and overrides (flat dictionaries) into one checked `Config`.
+    """Merge preset, file and overrides (flat dictionaries) into one checked `Config`.
 
     `methods` and `rules` (pseudo-label rules) map names to settings classes. Without `rules`, the
-    name and the settings of the rule are not checked. `choices` are the allowed values of settings
-    whose values are named by a package above this one; without it, they are not checked.
+    name and the settings of the rule are not checked. `choices` holds the allowed values of
+    settings that depend on packages above this one; without it, they are not checked.
     """
     file, overrides = file or {}, overrides or {}
     chosen = {**_preset(preset), **file, **overrides}

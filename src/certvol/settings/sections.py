@@ -13,7 +13,7 @@ MAX_RATE = 1e30
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The folders of images and how decoded images are stored."""
+    """The source and the target, and how images are decoded and stored."""
 
     source: str | None = setting(
         None, help="Folder of labelled images with one sub-folder per class, or a .npz of features."
@@ -41,7 +41,7 @@ class DataConfig:
         50.0,
         above=0,
         at_most=1e6,
-        help="Largest size of the cache; images unused for longest are deleted first.",
+        help="Largest size of the cache; the least recently used images are deleted first.",
     )
     workers: int = setting(
         0, at_least=0, at_most=1024, help="Processes that decode images; 0: one per core."
@@ -55,13 +55,13 @@ class DataConfig:
         0.1,
         at_least=0,
         at_most=0.5,
-        help="Share of the source kept out of training, to notice a model that goes wrong.",
+        help="Share of the source kept out of training, to notice when a model gets worse.",
     )
     views: int = setting(
         4,
         above=0,
         at_most=1024,
-        help="With model.train head: views extracted per image; the first is the test view.",
+        help="With model.train head: views per image to extract; the first is the test view.",
     )
     view_set: Literal["random", "shifted"] = setting(
         "random",
@@ -69,23 +69,29 @@ class DataConfig:
         "shifted: one view, the mean of 9 shifted crops and their mirror images.",
     )
     max_megapixels: float = setting(
-        179.0, above=0, at_most=10_000, help="Skip larger images, which may be decompression bombs."
+        179.0,
+        above=0,
+        at_most=10_000,
+        help="Skip images above this size, which may be decompression bombs.",
     )
     decode_seconds: float = setting(
         60.0,
         above=0,
         at_most=86_400,
-        help="Skip images that need more processor time than this to decode.",
+        help="Skip images that take more processor time than this to decode.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """The random view of a training image. All geometric changes are applied in one warp."""
+    """Random changes to training images; all geometric ones are applied in one warp."""
 
     enabled: bool = setting(True, help="Draw random views; false: train on the test view.")
     crop_area: float = setting(
-        0.75, above=0, at_most=1, help="Smallest share of the image that a random crop keeps."
+        0.75,
+        above=0,
+        at_most=1,
+        help="Smallest share of the image's area that a random crop keeps.",
     )
     crop_aspect: float = setting(
         1.3333333333333333, above=0, help="Largest change of aspect ratio by a random crop."
@@ -108,13 +114,14 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network."""
+    """The backbone, its normalisation, and which part of the network is trained."""
 
     backbone: str = setting(
-        "resnet50.tv_in1k", help="Any timm model name, or small_cnn (see `certvol list backbones`)."
+        "resnet50.tv_in1k", help="A timm model name or small_cnn (see `certvol list backbones`)."
     )
     weights: str | None = setting(
-        None, help="A .safetensors or .pth file; null: timm's pretrained weights; none: random."
+        None,
+        help="A .safetensors or .pth file; null: timm's pretrained weights; none: random weights.",
     )
     hub: bool = setting(
         True, help="Download missing weights; false: use only weights that are in the local cache."
@@ -125,27 +132,28 @@ class ModelConfig:
         "too), frozen, or auto (a short trial decides).",
     )
     sync_norm: bool = setting(
-        False, help="With torchrun: BatchNorm statistics of the whole batch, not of each process."
+        False,
+        help="With torchrun: BatchNorm statistics over the whole batch, not one process's share.",
     )
     train: Literal["auto", "all", "last_block", "head"] = setting(
         "all",
-        help="Part of the network that learns. head: the backbone is frozen, and features are "
+        help="Part of the network that is trained. head: the backbone is frozen, and features are "
         "extracted once; auto: head if the backbone has pretrained weights, else all.",
     )
     feature_dims: int | None = setting(
         None,
         at_least=0,
-        help="With model.train head: principal dimensions that features are reduced to before "
-        "training; 0: none are left out; null: 512, or 0 for a method in closed form.",
+        help="With model.train head: reduce features to this many principal components before "
+        "training; 0: keep all; null: 512, or 0 for a method in closed form.",
     )
     classifier_layers: Literal[0, 1, 2] = setting(
         0,
-        help="Layers of the classifier; 0: 1 behind a frozen backbone (samples are then drawn as "
-        "logits: exact and fast), else 2.",
+        help="Layers of the classifier; 0: 1 behind a frozen backbone (sampling is then exact and "
+        "fast), else 2.",
     )
     adapter: bool | None = setting(
         None,
-        help="Add a residual layer, initialised to the identity, that moves frozen features; null: "
+        help="Add a residual layer, started as the identity, that adapts frozen features; null: "
         "only with one classifier layer.",
     )
     dropout: float = setting(
@@ -161,7 +169,7 @@ class TrainingConfig:
     cycles: int = setting(
         40,
         at_least=0,
-        help="Most cycles of adaptation; each labels the target, then trains on it.",
+        help="Most cycles of adaptation. Each one labels the target, then trains on these labels.",
     )
     settled: float = setting(
         0.0,
@@ -176,8 +184,8 @@ class TrainingConfig:
     batch_size: int = setting(
         128, at_least=4, at_most=2**16, help="Images per step, source and target together."
     )
-    seed: int = setting(0, at_least=0, help="Seed of everything random.")
-    device: str = setting("auto", help="auto, cpu, cuda or cuda:N.")
+    seed: int = setting(0, at_least=0, help="Seed of all random numbers.")
+    device: str = setting("auto", help="Device to compute on: auto, cpu, cuda or cuda:N.")
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto",
         help="Training precision. auto: bf16 on GPUs, and on CPUs with bf16 hardware for images of "
@@ -188,8 +196,8 @@ class TrainingConfig:
     )
     compile: Literal["auto", "always", "never"] = setting(
         "auto",
-        help="torch.compile of the backbone: a minute to start, faster afterwards. auto: on a GPU, "
-        "for runs of 5,000 steps or more.",
+        help="Compile the backbone by torch.compile, which takes a minute and makes steps faster. "
+        "auto: on a GPU, for runs of 5,000 steps or more.",
     )
     optimizer: str = setting(
         "sgd", help="sgd with Nesterov momentum, or adamw, whose first beta is training.momentum."
@@ -221,21 +229,23 @@ class TrainingConfig:
     grad_clip: float = setting(0.0, at_least=0, help="Largest norm of the gradient; 0: no limit.")
     fresh_optimizer: bool = setting(
         False,
-        help="Discard the optimiser's momentum when adaptation starts, as methods with stages "
-        "always do at the start of each.",
+        help="Discard the optimiser's momentum when adaptation starts. Methods with stages always "
+        "do so at the start of each stage.",
     )
     pseudo_labels: str = setting(
         "argmax", help="Rule that labels the target (see `certvol list rules`)."
     )
     label_view: Literal["test", "augmented"] = setting(
-        "test", help="View of an image that its pseudo-label is computed from."
+        "test", help="View of an image that is used to compute its pseudo-label."
     )
-    mc_passes: int = setting(32, above=0, help="Passes of MC-dropout.")
+    mc_passes: int = setting(
+        32, above=0, help="Passes of MC-dropout, for certainty and the rule mc_dropout."
+    )
     mc_dropout: float = setting(0.85, at_least=0, below=1, help="Dropout rate of MC-dropout.")
     labelling: Literal["on_demand", "full"] = setting(
         "on_demand",
-        help="on_demand: label images in random order until each class has what the cycle draws. "
-        "Methods that need all labels, and plain batches, ignore this.",
+        help="on_demand: label images in random order until each class has enough for the cycle; "
+        "full: label all. Methods that need all labels, and plain batches, ignore this.",
     )
     labelling_share: float = setting(
         1.0,
@@ -245,27 +255,28 @@ class TrainingConfig:
     )
     batches: Literal["auto", "balanced", "plain"] = setting(
         "auto",
-        help="balanced: equally many images per class and pseudo-class; plain: images as they "
-        "come; auto: as in the method's paper.",
+        help="balanced: the same number of images per class or pseudo-label; plain: random images; "
+        "auto: as in the method's paper.",
     )
     class_power: float = setting(
         0.0,
         at_least=0,
         at_most=1,
-        help="With balanced batches: draw target images of a class as often as its share of the "
-        "pseudo-labels to this power; 0: equally often.",
+        help="With balanced batches: draw each target class in proportion to its share of the "
+        "pseudo-labels, raised to this power; 0: all classes equally often.",
     )
     teacher: float = setting(
         0.0,
         at_least=0,
         below=1,
-        help="Decay per step (such as 0.99) of an average of the weights, which then labels, "
-        "predicts and is delivered; 0: none.",
+        help="Decay per step (such as 0.99) of a moving average of the weights, which then labels "
+        "the target and is delivered; 0: no average.",
     )
-    log_every: int = setting(10, above=0, help="Steps between two lines of history.jsonl.")
-    checkpoint_seconds: float = setting(60.0, at_least=0, help="Seconds between two checkpoints.")
+    log_every: int = setting(10, above=0, help="Steps between lines of history.jsonl.")
+    checkpoint_seconds: float = setting(60.0, at_least=0, help="Seconds between checkpoints.")
     checkpoint_previous: bool = setting(
-        True, help="Keep the previous checkpoint too: twice the disk space, and a fallback."
+        True,
+        help="Also keep the previous checkpoint, as a fallback; this takes twice the disk space.",
     )
     tensorboard: bool = setting(
         False,
@@ -275,7 +286,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """Label-free signs of collapse, and which model is delivered."""
+    """The guard against collapse, and the choice of the delivered model; both without labels."""
 
     action: Literal["pretrained", "back", "stop", "warn"] = setting(
         "pretrained",
@@ -283,7 +294,9 @@ class GuardConfig:
         "healthy cycle; stop: fail the run; warn: only warn.",
     )
     patience: int = setting(
-        2, above=0, help="Cycles in a row that must look collapsed; fewer at the end of a run."
+        2,
+        above=0,
+        help="Cycles in a row that must look collapsed; fewer are enough at the end of a run.",
     )
     spread: float = setting(
         0.6,
@@ -300,15 +313,15 @@ class GuardConfig:
         1024,
         above=0,
         at_most=2048,
-        help="Target images that are watched, with up to half as many held-out source images.",
+        help="Target images that are watched, and at most half as many held-out source images.",
     )
     trial_cycles: int = setting(
-        5, above=0, help="With model.norm auto: cycles that each candidate is tried for."
+        5, above=0, help="With model.norm auto: cycles in the trial of each norm mode."
     )
     select: str = setting(
         "last",
-        help="Cycle whose model is delivered: the last, or the best by a validator (a label-free "
-        "score; ensv compares pairs).",
+        help="Cycle whose model is delivered: last, or the best by the named validator (a "
+        "label-free score).",
     )
     keep: Literal["chosen", "all"] = setting(
         "chosen", help="all: keep the best weights of every validator, not only of the chosen one."

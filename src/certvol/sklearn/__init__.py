@@ -1,4 +1,4 @@
-"""Adapt feature matrices with scikit-learn estimators, which train as `certvol adapt` does.
+"""Scikit-learn estimators that adapt feature matrices, with the training of `certvol adapt`.
 
 Unlabelled target rows have the label -1, scikit-learn's convention for semi-supervised learning, or
 are given as `X_target`. The classifiers are for the target: `predict` expects rows of the target.

@@ -1,4 +1,4 @@
-"""Estimators in closed form."""
+"""Estimators that are fitted in closed form, without gradient steps."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ class JDAClassifier(TargetClassifier):
 
 
 class GTDAClassifier(TargetClassifier):
-    """A game on the graph of all rows: target rows take up the labels of their neighbours.
+    """A game on a graph of all rows, in which target rows adopt the labels of their neighbours.
 
     n_neighbors : neighbours of each row in the graph
     iterations : rounds of the game, at most
@@ -133,7 +133,7 @@ class GTDAClassifier(TargetClassifier):
 
 
 class _VotingClassifier(TargetClassifier):
-    """Linear support vector machines vote; probabilities are the shares of votes."""
+    """A vote of linear support vector machines; probabilities are the shares of votes."""
 
     def _weights(
         self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
@@ -154,7 +154,7 @@ class _VotingClassifier(TargetClassifier):
 
 
 class RWAClassifier(_VotingClassifier):
-    """Random walks over target labels: machines of random target rows and of the source vote.
+    """Random walks over target labels; support vector machines from the walk vote.
 
     iterations : steps of the walk; published: 500
     target_share : share of the target's weights in a step's classifier

@@ -19,7 +19,7 @@ from certvol.settings import Setting, settings_of
 
 Labels = NDArray[np.int64]
 UNLABELLED = -1
-LARGEST_VALUE = 1e100  # its square, summed over any number of features, is still a double
+LARGEST_VALUE = 1e100  # the sum of squares over any number of features still fits into a double
 LARGEST_INT = 2**31 - 1
 
 
@@ -37,7 +37,7 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Ranges and types of parameters."""
 
     def _store(self, parameters: dict[str, Any]) -> None:
-        """Set parameters as attributes of the same names, unchanged, as scikit-learn asks."""
+        """Set parameters unchanged as attributes of the same names, as scikit-learn requires."""
         for name in self._get_param_names():
             setattr(self, name, parameters[name])
 
@@ -124,7 +124,7 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _fault(setting: Setting, value: Any) -> str | None:
-    """Return what a value should be, in words, or None if it fits the setting."""
+    """Describe what a value should be; None if it fits the setting."""
     kind = next(iter(get_args(setting.kind)), setting.kind)
     if kind is bool:
         return None if isinstance(value, bool | np.bool_) else "should be True or False"

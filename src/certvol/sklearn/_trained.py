@@ -28,7 +28,7 @@ from certvol.training.trainer import Task, Trainer
 # features).
 RATE, LARGEST_RATE = 4.0, 0.1
 PREDICT_ROWS = 4096
-LARGEST_TRAINED = 1e15  # the square, summed, is still a float32, in which training computes
+LARGEST_TRAINED = 1e15  # the sum of squares still fits into float32, in which training computes
 
 
 class _NetworkClassifier(TargetClassifier):
@@ -81,7 +81,7 @@ class _NetworkClassifier(TargetClassifier):
         task = Task(config, method, views, labels_S, team, max(1, self.pretrain_steps), prior)
         devices = [device] if device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices):  # the caller's random numbers stay
+            with torch.random.fork_rng(devices=devices):  # leaves the caller's random numbers alone
                 trainer = Trainer(task)
                 delivery = trainer.fit()
         except RunFailed:
@@ -107,7 +107,7 @@ class _NetworkClassifier(TargetClassifier):
 
 
 class CVPClassifier(_NetworkClassifier):
-    """Certainty Volume Prediction on features; `certainty` returns sigma, large for certain rows.
+    """Certainty Volume Prediction on features; `certainty` returns sigma, large if certain.
 
     num_samples : M, samples of the Gaussian around each row
     samples_weight : alpha, weight of their cross-entropy
@@ -148,7 +148,7 @@ class CVPClassifier(_NetworkClassifier):
         self._store(locals())
 
     def certainty(self, X: Any) -> Array:
-        """Return sigma of each row: the larger, the more certain."""
+        """Return sigma of each row; larger means more certain."""
         sigma_N = np.asarray(self._outputs(self._rows(X)).sigma_N, dtype=np.float64)
         if not np.isfinite(sigma_N).all():
             far = "sigma of a row overflows, because it lies too far from the rows of `fit`"
