@@ -113,7 +113,7 @@ def replaced(path: Path, synced: bool = True) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_atomically(path: Path, data: bytes, synced: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | bytearray, synced: bool = True) -> None:
     """Replace a file in one step, as `replaced` does."""
     with replaced(path, synced) as file:
         file.write(data)

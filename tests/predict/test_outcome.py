@@ -71,7 +71,7 @@ def test_measures_agree_with_predictions(labelled: certvol.Run) -> None:
 
 def test_features_are_those_of_both_models(labelled: certvol.Run) -> None:
     path = labelled.path / "features.safetensors"
-    assert read_about(path) == {"format": "certvol/1"}
+    assert read_about(path) == {}
     features = load_file(path)
     assert sorted(features["indices"].tolist()) == list(range(36))
     files = [

@@ -118,7 +118,7 @@ def make_run(root: Path, **given: Any) -> MadeRun:
     }
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     delivered = {"why": "cycle 3, the last one", "norm": "mixed"}
-    about = {"format": "certvol/1", "classes": classes, "delivered": "last", **delivered}
+    about = {"classes": classes, "delivered": "last", **delivered}
     for name in ("pretrained", "model"):
         write_tensors(path / f"{name}.safetensors", {"a": torch.zeros(1)}, about)
     environment = {"device": {"name": "cpu"}, "versions": {"torch": "2"}, "commit": "abc"}
@@ -162,7 +162,7 @@ def make_run(root: Path, **given: Any) -> MadeRun:
             "pretrained": torch.from_numpy(before_nD).half(),
             "adapted": torch.from_numpy(adapted_nD).half(),
         }
-        write_tensors(path / "features.safetensors", tensors, {"format": "certvol/1"})
+        write_tensors(path / "features.safetensors", tensors)
     return made
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+
+from certvol.runs.checkpoint import write_tensors
 
 
 def write_run(
@@ -45,9 +46,8 @@ def write_run(
         values = {name: row[cycle - 1] if cycle else 0.0 for name, row in (scores or {}).items()}
         lines.append(json.dumps({"cycle": cycle, **values, "collapsed": cycle in collapsed}))
         p = probabilities[cycle] if probabilities else np.eye(2, dtype=np.float32)
-        save_file(
-            {"probabilities": torch.from_numpy(p)}, folder / "cycles" / f"{cycle:04d}.safetensors"
-        )
+        place = folder / "cycles" / f"{cycle:04d}.safetensors"
+        write_tensors(place, {"probabilities": torch.from_numpy(p)})
     (folder / "cycles" / "scores.jsonl").write_text(
         "\n".join(lines) + "\n" if len(accuracy) > 1 else ""
     )

@@ -175,7 +175,7 @@ def test_changed_images_are_noticed_when_resuming(
     with pytest.raises(Interrupted):
         certvol.adapt(folders[0], target, out=tmp_path / "run", stop_signal=StopAt(3), **tiny())
     next(target.rglob("*.png")).unlink()
-    with pytest.raises(UserError, match="target images have changed"):
+    with pytest.raises(UserError, match="target images changed"):
         certvol.adapt(resume=tmp_path / "run")
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 
 from certvol.cli._options import help_of
 from certvol.progress import Reporter
@@ -23,6 +22,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.data.check import check
     from certvol.data.feature_files import is_feature_file
     from certvol.runs.outputs import check_output, write_output
+    from certvol.runs.tables import json_text
     from certvol.settings import DataConfig
 
     if options.json is not None:
@@ -51,8 +51,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     if len(files) > LISTED_FILES:
         print(f"and {len(files) - LISTED_FILES} more: --json FILE lists all")
     if options.json is not None:
-        text = json.dumps(dataclasses.asdict(report), indent=2) + "\n"
-        write_output(options.json, text)
+        write_output(options.json, json_text(dataclasses.asdict(report), indent=2))
     if not report.can_adapt:
         print("adaptation cannot start: fix the errors above")
         return 2

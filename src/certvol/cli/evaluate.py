@@ -1,7 +1,6 @@
 """`certvol evaluate`: measure a run on labelled images."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol import api
     from certvol.cli._console import ACCURACY_COLUMNS, accuracy_rows, print_table
     from certvol.runs.outputs import check_output, write_output
+    from certvol.runs.tables import json_text
 
     if options.json is not None:
         inputs = [options.data, *([options.unknown] if options.unknown else [])]
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     further = {"unknown": options.unknown, "oscillation": options.oscillation}
     found = api.evaluate(options.run, options.data, options.device, reporter, **further)
     if options.json is not None:  # before printing, which fails if the reader of a pipe has gone
-        write_output(options.json, json.dumps(found, indent=2) + "\n")
+        write_output(options.json, json_text(found, indent=2))
     title = f"accuracy on {options.data}, %, {found['adapted']['images']} images"
     print_table(title, ACCURACY_COLUMNS, accuracy_rows(found))
     before, after = found["source_only"]["per_class"], found["adapted"]["per_class"]

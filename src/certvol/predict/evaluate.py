@@ -108,11 +108,14 @@ def evaluate(
             )
     pretrained = load(run, device, "pretrained")
     before = run_batches(pretrained.method, _test_batches(target, pretrained, known.rows_P), SOURCE)
+    names = [target.paths[row] for row in known.rows_P]
+    before.refuse_faulty(names)
     picked_K = None
     if oscillation and not left_out:
         picked_K = measuring.oscillation_images(true_N, settings.seed)
     batches = _test_batches(target, model, known.rows_P)
     outputs = measuring.measure(method, batches, TARGET, settings, true_N, picked_K)
+    outputs.refuse_faulty(names)
     outputs = outputs.at_temperature(model.temperature)
     figures = None if picked_K is None else measuring.oscillation(outputs.features_KD, method)
     found = {
@@ -128,6 +131,7 @@ def evaluate(
         found["left_out"] = left_out
     if others is not None:
         foreign = measuring.measure(method, _test_batches(others, model), TARGET, settings)
+        foreign.refuse_faulty(others.paths)
         foreign = foreign.at_temperature(model.temperature)
         found["unknown"] = {"data": str(unknown), **measuring.open_set_figures(outputs, foreign)}
     return found

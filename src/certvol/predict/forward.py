@@ -1,7 +1,7 @@
 """Run a model on batches: probabilities, sigma, further measures of certainty and features."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from torch import Tensor
 
+from certvol.data.folders import printable
 from certvol.distributed import Team
+from certvol.errors import UserError
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
 from certvol.scores import calibration
@@ -90,8 +92,28 @@ class Outputs:
 
     @property
     def finite(self) -> bool:
-        sigma_N = () if self.sigma_N is None else self.sigma_N
-        return bool(np.isfinite(self.probabilities_NC).all() and np.isfinite(sigma_N).all())
+        return not self.faulty_N().any()
+
+    def faulty_N(self, measure: str | None = None) -> NDArray[np.bool_]:
+        """Return which images have probabilities, sigma or a further measure not finite."""
+        faulty_N = ~np.isfinite(self.probabilities_NC).all(axis=1)
+        further = [self.sigma_N, None if measure is None else self.measures[measure]]
+        for values_N in further:
+            if values_N is not None:
+                faulty_N |= ~np.isfinite(values_N)
+        return np.asarray(faulty_N)
+
+    def refuse_faulty(self, names: Sequence[str] | None, measure: str | None = None) -> None:
+        """Raise UserError, which names one of the images, if some outputs are not finite."""
+        faulty_N = self.faulty_N(measure)
+        if faulty_N.any():
+            first = int(faulty_N.argmax())
+            shown = f"row {first}" if names is None else printable(names[first])
+            raise UserError(
+                f"the model's output for {int(faulty_N.sum())} of {len(faulty_N)} inputs, such as "
+                f"{shown}, is not a finite number: their values are too large for it; leave them "
+                "out"
+            )
 
 
 def _keeping_labels(soft_NC: NDArray[np.float64], labels_N: NDArray[np.int64]) -> Values:

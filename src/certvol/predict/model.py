@@ -28,7 +28,7 @@ from certvol.predict.extract import shifted_features
 from certvol.predict.forward import Outputs, run_batches
 from certvol.predict.reject import Rule, check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
-from certvol.runs.checkpoint import FROZEN, load_into, load_tensors, read_about
+from certvol.runs.checkpoint import FROZEN, OtherFormat, load_into, load_with_about
 from certvol.runs.folder import RunFolder
 from certvol.scores.calibration import COLDEST, HOTTEST
 from certvol.settings import Config, read_settings_file, resolve
@@ -132,7 +132,9 @@ class Model:
         if isinstance(images, Tensor) and images.ndim == 2:
             self.check_features(images.shape[1], "the tensor")
             inputs = (_finite(rows).to(self.device) for rows in torch.split(images, batch_size))
-        return run_batches(self.method, inputs, TARGET).at_temperature(self.temperature)
+        outputs = run_batches(self.method, inputs, TARGET)
+        outputs.refuse_faulty(None)
+        return outputs.at_temperature(self.temperature)
 
     def check_features(self, dim: int, what: str) -> None:
         """Refuse features that this model cannot take."""
@@ -270,19 +272,22 @@ def load(
             f"resume it with `certvol adapt --resume {folder.path}`"
         )
     try:
-        about = read_about(weights)
+        complete, of_model = load_with_about(folder.model) if folder.model.exists() else ({}, {})
+        tensors, about = (complete, of_model) if which == "model" else load_with_about(weights)
         classes, mode = about["classes"], about["norm"]
         names = classes if isinstance(classes, list) else []
         if len(names) < 2 or not all(isinstance(name, str) for name in names):
             raise ValueError("it names no classes")
         if mode not in get_args(Mode):
             raise ValueError("its norm mode is invalid")
-        temperature = _temperature(folder, which)
-        tensors = load_tensors(weights)
+        temperature = _temperature(of_model, which)
         if needs_backbone:
-            complete = load_tensors(folder.model)
             backbone_tensors = {n: t for n, t in complete.items() if n.startswith(FROZEN)}
             tensors = {**backbone_tensors, **tensors}
+        if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
+            raise ValueError("some weights are not finite numbers")
+    except OtherFormat as error:
+        raise UserError(f"weights file {weights} {error}") from None
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
         raise UserError(f"weights file {weights} is damaged or not certvol's: {error}") from None
     without_weights = replace(config.model, weights="none")
@@ -297,9 +302,8 @@ def load(
     return model
 
 
-def _temperature(folder: RunFolder, which: str) -> float:
-    """Read the temperature of one of the run's models; 1 if the run has none."""
-    about = read_about(folder.model) if folder.model.exists() else {}
+def _temperature(about: dict[str, Any], which: str) -> float:
+    """Read a model's temperature from the header of the delivered one; 1 if it has none."""
     found = about.get(f"{which}_temperature", 1.0)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ValueError("its temperature is not a number")

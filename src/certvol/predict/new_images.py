@@ -95,12 +95,13 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
         outputs = run_batches(model.method, batches, TARGET)
     else:
         outputs = measure(model.method, batches, TARGET, model.config.training)
-    outputs = outputs.at_temperature(model.temperature)
     if not found.paths:
         path, reason = found.skipped[0]
         raise UserError(
             f"none of the {len(paths)} files can be read (such as {printable(path)}: {reason})"
         )
+    outputs.refuse_faulty(found.paths, chosen)
+    outputs = outputs.at_temperature(model.temperature)
     if threshold is not None:
         found.accepted = reject.accept(outputs, chosen, threshold)
         found.rule = reject.describe_rule(chosen, threshold)

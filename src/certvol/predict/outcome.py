@@ -1,6 +1,5 @@
 """Finish a run: predict and measure the target with both models, then write the results."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +20,9 @@ from certvol.predict.measure import accuracy_figures
 from certvol.predict.model import Model
 from certvol.progress import Reporter
 from certvol.randomness import numpy_generator
-from certvol.runs.checkpoint import FORMAT, load_into, read_tensors, write_tensors
+from certvol.runs.checkpoint import load_into, read_tensors, write_tensors
 from certvol.runs.folder import RunFolder
-from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
+from certvol.runs.tables import csv_text, json_text, label_cell, path_cell, write_text
 from certvol.scores.metrics import accuracy, mean_class_accuracy
 from certvol.scores.uncertainty import MEASURES
 
@@ -200,7 +199,7 @@ def write_outcome(
     write_text(run.measures, measures_csv(target.paths, classes, adapted, true_N))
     figures = measuring.certainty_figures(adapted, classes, true_N, outcome.oscillation)
     # Without indentation: the confusion matrix of many classes would be mostly spaces.
-    write_text(run.evaluation, json.dumps(figures, separators=(",", ":")) + "\n")
+    write_text(run.evaluation, json_text(figures, separators=(",", ":")))
     row_of = np.empty(len(target.paths), np.int64)
     row_of[rows_by_path(target.paths)] = np.arange(len(target.paths))
     tensors = {
@@ -208,7 +207,7 @@ def write_outcome(
         "pretrained": _float16(outcome.pretrained.features_KD),
         "adapted": _float16(outcome.adapted_KD),
     }
-    write_tensors(run.features, tensors, {"format": FORMAT})
+    write_tensors(run.features, tensors)
 
 
 def _float16(values: Values) -> torch.Tensor:

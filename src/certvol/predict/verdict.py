@@ -30,7 +30,7 @@ from certvol.predict.estimates import (
 )
 from certvol.predict.evidence import Evidence
 from certvol.progress import percent
-from certvol.runs.checkpoint import FORMAT
+from certvol.runs.checkpoint import FORMAT, OtherFormat, check_format
 from certvol.scores.validators import classes_in_use, pretraining_warning
 
 Word = Literal["use it", "look first", "do not use it"]
@@ -210,6 +210,9 @@ def read_verdict(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["verdict"] not in WORDS:
             raise ValueError(f"unknown verdict {found['verdict']!r}")
+        check_format(found.get("format"))
         return dict(found)
+    except OtherFormat as error:
+        raise UserError(f"{file} {error}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is damaged: {error}") from None

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.runs.checkpoint import read_about
+from certvol.runs.checkpoint import OtherFormat, check_format, load_tensors, read_about
 from certvol.runs.folder import RunFolder
 from certvol.runs.tables import label_cell, read_metrics
 from certvol.scores import uncertainty
@@ -114,6 +113,9 @@ def read_record(path: str | Path) -> Record:
             return None
         try:
             return parse(file)
+        except OtherFormat as error:
+            notes.append(f"{file.name} {error}. It was left out.")
+            return None
         except _DAMAGED as error:
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             notes.append(f"{file.name} is damaged and was left out: {printable(reason)}")
@@ -175,6 +177,8 @@ def _json_object(file: Path) -> dict[str, Any]:
     found = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
         raise TypeError("expected an object")
+    if "format" in found:
+        check_format(found["format"])
     return found
 
 
@@ -218,7 +222,7 @@ def _images(file: Path, classes: list[str]) -> Images:
 
 
 def _features(file: Path, count: int) -> Features:
-    found = load(file.read_bytes())  # load_file refuses paths that are not Unicode
+    found = {name: tensor.numpy() for name, tensor in load_tensors(file).items()}
     rows_n = found["indices"].astype(np.int64)
     pretrained_nD, adapted_nD = (found[k].astype(np.float32) for k in ("pretrained", "adapted"))
     if rows_n.ndim != 1 or not len(rows_n) == len(pretrained_nD) == len(adapted_nD) >= 8:

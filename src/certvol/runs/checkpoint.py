@@ -1,13 +1,13 @@
 """Checkpoints of a run, and the safetensors files that hold them and the weights.
 
-A checkpoint is one safetensors file with weights, optimiser and plan of the cycle, plus JSON facts.
-It is written and synced first, then named in `latest.json` together with its checksum. If the
-checksum shows that a checkpoint is damaged, the one before it is used.
+Every safetensors file holds a format and a checksum of all its bytes in its header; both are
+checked whenever it is read. A checkpoint is one such file with weights, optimiser and plan of the
+cycle, plus JSON facts. It is written and synced first, then named in `latest.json` together with a
+checksum that covers the facts too. If a checkpoint is damaged, the one before it is used.
 """
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ from certvol.files import write_atomically
 from certvol.methods._base import AdaptationMethod
 
 POINTER = "latest.json"
-FORMAT = "certvol/1"  # in the header of files that other programs may read
+FORMAT = "certvol/2"  # of files that other programs may read; a file of another one is refused
+_MARK = b'\\"blake2b\\": \\"'  # comes before the checksum, as JSON within the JSON of a header
+_UNSEALED = b"0" * 64  # stands in for the checksum while it is computed
 _FIXED = ("backbone", "projection")
 # Names of tensors that no step changes if `model.train` is head.
 FROZEN = (
@@ -54,34 +56,67 @@ def append(path: Path, data: bytes) -> None:
         raise
 
 
+class OtherFormat(ValueError):
+    """A file was written in another format: `<path> ` and this text make a sentence."""
+
+
+def check_format(found: Any) -> None:
+    """Raise OtherFormat for another format than this version's; None means without any."""
+    if found == FORMAT:
+        return
+    own, name = int(FORMAT.partition("/")[2]), str(found or "none")[:40]
+    number = name.removeprefix("certvol/")
+    if number.isdecimal() and int(number) > own:
+        raise OtherFormat(
+            f"was written by a newer certvol (format {name}; this one reads {FORMAT}): update it"
+        )
+    raise OtherFormat(
+        f"was written by an older certvol, or by another program (format {name}; this certvol "
+        f"reads {FORMAT}): make it again"
+    )
+
+
 def write_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
     about: Mapping[str, Any] | None = None,
     synced: bool = True,
 ) -> None:
-    """Write a safetensors file atomically, with `about` in its header.
+    """Write a safetensors file atomically, with `about`, format and checksum in its header.
 
     Tensors are made contiguous, because safetensors refuses shared memory and gaps. The header has
     one key only, because the order of several would differ from run to run.
     """
-    header = None if about is None else {"certvol": json.dumps(dict(about), sort_keys=True)}
+    sealed = {**(about or {}), "format": FORMAT, "blake2b": _UNSEALED.decode()}
+    header = {"certvol": json.dumps(sealed, sort_keys=True)}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(contiguous, header), synced)
+    content = bytearray(save(contiguous, header))
+    place = _checksum_place(content)
+    content[place] = _checksum(content, place)
+    write_atomically(path, content, synced)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load a safetensors file; raises OSError, ValueError or SafetensorError.
+    """Load and check a file of `write_tensors`; raises OSError, ValueError or SafetensorError.
 
     Safetensors itself cannot open a path that is not Unicode.
     """
-    return load(path.read_bytes())
+    return load_with_about(path)[0]
+
+
+def load_with_about(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and what `read_about` returns; raises what `load_tensors` does."""
+    content = path.read_bytes()
+    about = _checked_about(content)
+    return load(content), about
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read weights that this run wrote earlier."""
     try:
         return load_tensors(path)
+    except OtherFormat as error:
+        raise RunFailed(f"weights file {path} {error}") from None
     except (OSError, ValueError, SafetensorError) as error:
         raise RunFailed(
             f"weights file {path} is missing or damaged ({error}); start a new run"
@@ -89,22 +124,48 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Read what `write_tensors` put into the header.
+    """Read what `write_tensors` took as `about`, after checking the whole file.
 
-    Raises OSError, KeyError, TypeError, ValueError or RecursionError for other or truncated files.
+    Raises OSError, or ValueError for any other or damaged file.
     """
-    with path.open("rb") as file:
-        length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-        if length > size:  # check before allocating that much memory
-            raise ValueError("its header is incomplete")
-        header = dict(json.loads(file.read(length)))
-    about = json.loads(header.pop("__metadata__")["certvol"])
-    end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    if 8 + length + end != size:
-        raise ValueError("the file is incomplete")
-    if not isinstance(about, dict):
-        raise ValueError("its header was not written by certvol")
+    return _checked_about(path.read_bytes())
+
+
+def _checked_about(content: bytes) -> dict[str, Any]:
+    length = _header_length(content)
+    try:
+        about = dict(json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["certvol"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("its header was not written by certvol") from None
+    check_format(about.pop("format", None))
+    place = _checksum_place(content)
+    if content[place] != _checksum(content, place) or "blake2b" not in about:
+        raise ValueError("its checksum is wrong: the file is incomplete or was changed")
+    del about["blake2b"]
     return about
+
+
+def _header_length(content: bytes | bytearray) -> int:
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or 8 + length > len(content):
+        raise ValueError("its header is incomplete")
+    return length
+
+
+def _checksum_place(content: bytes | bytearray) -> slice:
+    """Return where in a file the checksum is, which covers every other byte."""
+    end = 8 + _header_length(content)
+    at = content.find(_MARK, 8, end) + len(_MARK)
+    if at < len(_MARK) or at + len(_UNSEALED) > end:
+        raise ValueError("it has no checksum")
+    return slice(at, at + len(_UNSEALED))
+
+
+def _checksum(content: bytes | bytearray, place: slice) -> bytes:
+    view, digest = memoryview(content), hashlib.blake2b(digest_size=len(_UNSEALED) // 2)
+    for part in (view[: place.start], _UNSEALED, view[place.stop :]):
+        digest.update(part)
+    return digest.hexdigest().encode()
 
 
 def digest_of(path: Path, facts: Any) -> str:
@@ -194,6 +255,8 @@ class Checkpoints:
                 if not isinstance(entry["facts"], dict):
                     raise ValueError("its facts are missing")
                 state = State(load_tensors(path), entry["facts"])
+            except OtherFormat as error:
+                raise UserError(f"checkpoint {path} {error}") from None
             except (OSError, ValueError, KeyError, SafetensorError) as error:
                 warnings.append(f"checkpoint {name} is damaged ({error}); trying the one before it")
             else:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from certvol.errors import UserError
 from certvol.files import held_alone, is_leftover, remove_leftovers, write_atomically
 from certvol.runs.checkpoint import Checkpoints, append, append_line, load_tensors, write_tensors
+from certvol.runs.tables import json_text
 from certvol.runs.tensorboard import TensorBoard
 
 
@@ -222,7 +223,7 @@ class RunFolder:
 
     def write_json(self, path: Path, content: Any) -> None:
         if self.writes:
-            write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+            write_atomically(path, json_text(content, indent=2).encode())
 
     def append_line(self, path: Path, line: Mapping[str, Any]) -> None:
         if self.writes:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from certvol.errors import RunFailed
 from certvol.files import write_atomically
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
@@ -50,6 +51,16 @@ def read_column(path: Path, name: str) -> list[str]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; paths in it that are not Unicode keep their bytes."""
     write_atomically(path, text.encode("utf-8", "surrogateescape"))
+
+
+def json_text(content: Any, **layout: Any) -> str:
+    """Format JSON, which has no word for numbers that are not finite: RunFailed for such a one."""
+    try:
+        return json.dumps(content, allow_nan=False, **layout) + "\n"
+    except ValueError:
+        raise RunFailed(
+            "a figure is not a finite number, so no file is written; check the images or features"
+        ) from None
 
 
 def read_metrics(path: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from certvol.predict.extract import extract_features
 from certvol.predict.model import Model, create_method
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.randomness import torch_generator
-from certvol.runs.checkpoint import FORMAT, read_tensors, write_tensors
+from certvol.runs.checkpoint import read_tensors, write_tensors
 from certvol.runs.folder import RunFolder
 from certvol.runs.kept_warnings import KeptWarnings
 from certvol.runs.tensorboard import TensorBoard
@@ -200,7 +200,6 @@ class Job:
 
     def _about(self, mode: str) -> dict[str, Any]:
         return {
-            "format": FORMAT,
             "method": self.config.method_name,
             "backbone": self.info.name,
             "classes": self.source.classes,
