@@ -15,7 +15,7 @@ def test_a_script_names_commands_options_and_settings(
     script = capsys.readouterr().out
     for name in ("evaluate", "resume", "training.cycles", "method.num_samples", "per_domain"):
         assert name in script
-    assert "import" not in script
+    assert "python" not in script
 
 
 def test_bash_completes_settings_and_their_choices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,7 +228,10 @@ def test_every_section_setting_has_help_and_every_number_a_range() -> None:
 def test_the_yaml_of_a_config_explains_every_setting_and_reads_back_equal(tmp_path: Path) -> None:
     config = resolve(METHODS, "authors", {}, {"data.source": "a: #b", "training.seed": 3})
     text = config.to_yaml()
-    assert "  # Smallest share of the image that a random crop keeps.\n  crop_area: 0.75\n" in text
+    assert (
+        "  # Smallest share of the image's area that a random crop keeps.\n  crop_area: 0.75\n"
+        in text
+    )
     (tmp_path / "config.yaml").write_text(text)
     assert resolve(METHODS, "default", read_settings_file(tmp_path / "config.yaml")) == config
 

@@ -7,7 +7,7 @@ from certvol.methods._base import AdaptationMethod
 
 
 def discover() -> dict[str, type[AdaptationMethod]]:
-    """Every module of this folder but the protocol holds a class `Method`."""
+    """Return the class `Method` of every module in this folder whose name has no underscore."""
     names = sorted(
         module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
     )

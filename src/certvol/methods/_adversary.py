@@ -1,4 +1,4 @@
-"""A discriminator of domains, the layer that trains a network against it, and their method."""
+"""A domain discriminator, gradient reversal, and the base class of methods that use them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +31,9 @@ def reverse_gradient(x: Tensor, coefficient: Tensor) -> Tensor:
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """BatchNorm without running statistics: a discriminator is not used after training.
+    """BatchNorm without running statistics, because a discriminator is not used after training.
 
-    A single row has no statistics and passes unchanged.
+    A single row has no statistics; it passes unchanged.
     """
 
     def __init__(self, dim: int) -> None:
@@ -46,7 +46,7 @@ class _BatchNorm(nn.BatchNorm1d):
 class DomainDiscriminator(nn.Module):
     """dim -> hidden -> hidden -> 1 with ReLU: a logit per row, high for a source image.
 
-    Both domains should pass in one batch. Its normalisation ignores `model.norm`: separate
+    Pass both domains in one batch. The normalisation ignores `model.norm`, because separate
     statistics would hide the difference between the domains.
     """
 
@@ -79,8 +79,10 @@ class AdversarialMethod(BottleneckMethod):
     @dataclass(frozen=True, kw_only=True)
     class Config(BottleneckMethod.Config):
         reversal: float = setting(1.0, at_least=0, help="Final factor of the reversed gradient.")
-        discriminator_width: int = setting(1024, above=0, help="Width of the discriminator.")
-        discriminator_norm: bool = setting(True, help="BatchNorm in the discriminator.")
+        discriminator_width: int = setting(
+            1024, above=0, help="Hidden units of the discriminator's layers."
+        )
+        discriminator_norm: bool = setting(True, help="Use BatchNorm in the discriminator.")
 
     def new_discriminator(self, dim: int, dropout: float = 0.0) -> DomainDiscriminator:
         hidden, batch_norm = self.config.discriminator_width, self.config.discriminator_norm

@@ -81,7 +81,7 @@ def coral(source_SD: Array, target_TD: Array, ridge: float = 1.0) -> Array:
 
 @dataclass(frozen=True)
 class JointAlignment:
-    """The projection that JDA found."""
+    """The result of JDA: a projection, and the projected source rows."""
 
     projection_DK: Array
     source_SK: Array
@@ -98,7 +98,7 @@ def unit_rows(rows_ND: Any) -> Any:
 
 @dataclass(frozen=True)
 class JDA:
-    """Joint distribution adaptation: keep the variance; let means of domains and classes agree.
+    """Joint distribution adaptation: align the means of domains and classes, keep the variance.
 
     Each round solves (X M X^T + ridge I) A = X H X^T A Phi for its smallest Phi. M is a sum of C +
     1 outer products e e^T (`_contrasts`).
@@ -156,16 +156,17 @@ class JDA:
 
 
 def _distances(rows_ND: Tensor, others_MD: Tensor) -> Tensor:
-    """Return distances computed in float64.
+    """Return distances, computed in float64.
 
-    By matrix products in float32 or TF32, a row of 2,048 features is not at 0 from itself.
+    With matrix products in float32 or TF32, a row of 2,048 features is not at distance 0 from
+    itself.
     """
     pair = (rows_ND.double(), others_MD.double())
     return torch.cdist(*pair, compute_mode="use_mm_for_euclid_dist").to(rows_ND.dtype)
 
 
 def _parts(rows_ND: Tensor) -> Sequence[Tensor]:
-    """Split rows to bound memory; an exported graph, with any number of rows, keeps them whole."""
+    """Split rows to bound memory, but not in an exported graph, whose number of rows is open."""
     return [rows_ND] if torch.compiler.is_compiling() else torch.split(rows_ND, ROWS_AT_ONCE)
 
 
@@ -238,7 +239,7 @@ def gtda(
     num_neighbours: int = 20,
     most_rounds: int = 200,
 ) -> Game:
-    """Let target nodes replicate from `start_TC` until they settle; source nodes are fixed."""
+    """Play the game from `start_TC` until target nodes settle; source nodes are fixed."""
     num_source = len(source_SD)
     nodes_MD = torch.from_numpy(np.concatenate([source_SD, target_TD]))
     one_hot_SC = np.eye(start_TC.shape[1])[labels_S]
@@ -260,7 +261,7 @@ def gtda(
 
 
 def gtda_strategies(rows_ND: Tensor, start_NC: Tensor, game: Game, num_neighbours: int) -> Tensor:
-    """Return the node's strategy for a row of the game; move a new row once from `start_NC`."""
+    """Return the strategy of a row that is a node; move a new row once from `start_NC`."""
     nodes_MD, strategies_MC, scales_M = game
     distances, numbers = neighbours(rows_ND, nodes_MD, max(num_neighbours, SCALE_NEIGHBOUR))
     own_scale_N1 = _own_scale(distances)[:, None]

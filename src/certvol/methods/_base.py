@@ -1,4 +1,4 @@
-"""The protocol of methods: a module that turns a batch into loss terms.
+"""The protocol of methods. A method is a module that turns a batch into loss terms.
 
 On a GPU the trainer records a step once and replays it. `loss_terms` therefore uses tensors alone:
 no branch on a tensor's value, no shape that depends on one (`x[mask]`, `nonzero`), nothing that
@@ -41,21 +41,21 @@ class Batch:
     tables: dict[str, Tensor] = field(default_factory=dict)
     """The rows of the batch's target images in the tables of `Labelled`."""
     logged: dict[str, Tensor] = field(default_factory=dict)
-    """Detached values per image (`sigma`) may be left here; their medians per domain are logged."""
+    """A method may put detached values per image here (`sigma`); their medians are logged."""
 
     def num_labelled(self, with_target: bool) -> int:
-        """Return how many rows train a classifier: the source's, or all with pseudo-labels."""
+        """Return how many rows train a classifier: the source's, or all that have labels."""
         return len(self.labels_N) if with_target else self.num_source
 
     def noise(self, features_ND: Tensor, num_samples: int) -> Tensor:
-        """Draw eps ~ N(0, 1), N x M x D, for the whole batch: it depends on a row's place alone."""
+        """Draw eps ~ N(0, 1), N x M x D; a row's values depend on its place in the whole batch."""
         device, dtype = features_ND.device, features_ND.dtype
         shape = (self.total, num_samples, features_ND.shape[1])
         whole = torch.randn(shape, generator=self.generator, device=device, dtype=dtype)
         return whole if len(self.rows) == self.total else whole[self.rows]
 
     def dropout_masks(self, features_ND: Tensor, num_masks: int, rate: float) -> Tensor:
-        """Draw N x M x D masks: 0 with probability `rate`, else 1; by a row's place alone."""
+        """Draw N x M x D masks: 0 with probability `rate`, else 1; they depend on a row's place."""
         uniform_NMD = torch.special.ndtr(self.noise(features_ND.float(), num_masks))
         masks_NMD: Tensor = (uniform_NMD >= rate).float()
         return masks_NMD
@@ -75,7 +75,7 @@ class Survey:
     """Features of all source images in training, for a pseudo-label rule that `uses_source`."""
     source_labels_S: Tensor | None = None
     fixed_features: bool = False
-    """True: all features are the same in every cycle of the run."""
+    """True if the features are the same in every cycle of the run."""
 
     def seed(self) -> int:
         """Draw a seed, for `mc_dropout`."""
@@ -88,7 +88,7 @@ class Labelled:
     """A method's pseudo-labels and other tables of all target images."""
 
     labels_N: Tensor
-    """-1 leaves an image out of the batches."""
+    """Labels; -1 leaves an image out of the batches."""
     tables: dict[str, Tensor] = field(default_factory=dict)
     """Tables by name with a row per target image; a batch gets those of its target rows."""
 
@@ -102,28 +102,28 @@ class AdaptationMethod(nn.Module, ABC):
 
     summary: ClassVar[str]
     adapts: ClassVar[bool] = True
-    """False: training ends with pretraining."""
+    """False if training ends with pretraining."""
     uses_split: ClassVar[bool] = True
-    """False: `loss_terms` treats source and target rows equally, in any proportion."""
+    """False if `loss_terms` treats source and target rows alike, in any proportion."""
     batches: ClassVar[Literal["balanced", "plain"]] = "balanced"
     """Meaning of `training.batches auto` in adaptation. Use plain if the loss compares the batch's
     target rows with its source rows: drawn evenly by pseudo-label, they agree with the present
     predictions by construction, errors included, and nothing is left to align."""
     labels_whole_target: ClassVar[bool] = False
-    """True: `label_target` labels all target images in every cycle."""
+    """True if `label_target` labels all target images in every cycle."""
     surveys_source: ClassVar[bool] = False
-    """True: `label_target` also gets the centres of the source's classes."""
+    """True if `label_target` also needs the centres of the source's classes."""
     views_per_image: ClassVar[int] = 1
-    """2: adaptation gets two views of every image."""
+    """Set to 2 if adaptation needs two views of every image."""
     fixed_in_adaptation: ClassVar[tuple[str, ...]] = ()
-    """How the names of weights begin that only pretraining trains: `loss_terms` gives them no
+    """Prefixes of the names of weights that only pretraining trains. `loss_terms` gives them no
     gradient in adaptation, so that the optimiser leaves them alone."""
     ramps: ClassVar[bool] = False
-    """True: the losses grow with `Batch.progress`, so labels that rest at first may move later."""
+    """True if losses grow with `Batch.progress`: labels that rest at first may change later."""
     closed_form: ClassVar[bool] = False
-    """True: one call of `fit_features` replaces all cycles. It gets the features of
-    pretrained weights, which are not trained further; without pretrained weights, those that
-    pretraining made."""
+    """True if one call of `fit_features` replaces all cycles. It gets the features of the
+    pretrained weights, which are not trained further or, without pretrained weights, of the
+    network after pretraining."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -135,24 +135,24 @@ class AdaptationMethod(nn.Module, ABC):
         self.config = config
         self.prior_shift_C: Tensor | None
         self.register_buffer("prior_shift_C", None)
-        """Added to the logits of every decision; None without a target prior."""
+        """A shift that is added to the logits of every decision; None without a target prior."""
         self.teacher: Teacher | None = None
         """A teacher labels, predicts and is delivered in place of the trained weights."""
 
     @property
     def stages(self) -> int:
-        """Number of trainings in a row, each of `training.cycles`.
+        """The number of trainings in a row, with `training.cycles` each.
 
-        Each starts from the pretrained weights, with labels and tables of the training before it;
-        `Batch.progress` and the learning rate restart.
+        Each one starts from the pretrained weights, with labels and tables of the training before
+        it; `Batch.progress` and the learning rate restart.
         """
         return 1
 
     @abstractmethod
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        """Return scalars by the name they are logged under; their weighted sum is minimised.
+        """Return scalars by the names they are logged under; their weighted sum is minimised.
 
-        A batch, or a process's share of one, may have no row of a domain or of a class. Return the
+        A batch, or a process's share of one, may lack rows of a domain or of a class. Return the
         same terms then, all finite (`mean_cross_entropy` is 0 without rows).
         """
 
@@ -167,7 +167,7 @@ class AdaptationMethod(nn.Module, ABC):
 
     @property
     def climb(self) -> float:
-        """Radius of sharpness-aware minimisation (SAM) in adaptation; 0 for ordinary steps.
+        """The radius of sharpness-aware minimisation (SAM) in adaptation; 0 for ordinary steps.
 
         The gradients of a step are then those at weights moved by this length along the gradient
         of `climbed_loss`, so that a step evaluates `loss_terms` twice.
@@ -175,11 +175,11 @@ class AdaptationMethod(nn.Module, ABC):
         return 0.0
 
     def climbed_loss(self, terms: dict[str, Tensor]) -> Tensor:
-        """Return the part of the loss whose sharpness counts; all of it unless a method says so."""
+        """Return the part of the loss whose sharpness counts; by default all of it."""
         return self.loss(terms)
 
     def rate_of(self, weight: str) -> float:
-        """Return a weight's learning rate relative to the run's, by its name as a parameter."""
+        """Return a weight's learning rate relative to the run's, by the name of the parameter."""
         return 1.0
 
     def logits(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:

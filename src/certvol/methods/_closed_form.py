@@ -1,4 +1,4 @@
-"""Methods in closed form: pretraining as the baseline, then a head of arrays fitted in one call."""
+"""Base of methods in closed form: pretrain as the baseline, then fit a head in one call."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Groups of features: spherical k-means, and outliers of a group. Tensors in, tensors out."""
+"""Group features: spherical k-means, nearest rows, and outliers of a group; tensors only."""
 
 import math
 

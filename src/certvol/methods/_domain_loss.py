@@ -1,4 +1,4 @@
-"""Methods that add a loss between the domains to the cross-entropy, and the bottleneck they use."""
+"""Base of methods that add a loss between the domains to the cross-entropy, and a bottleneck."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,12 +19,14 @@ class DomainLossMethod(AdaptationMethod):
 
     batches = "plain"
     weighted: ClassVar[str]
-    """Name of the term that `method.weight` scales."""
+    """The name of the term that `method.weight` scales."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         weight: float = setting(1.0, at_least=0, help="Weight of the method's loss.")
-        target_ce: bool = setting(False, help="Also train on this cycle's pseudo-labels.")
+        target_ce: bool = setting(
+            False, help="Also train on this cycle's pseudo-labels by cross-entropy."
+        )
 
     @property
     def term_weights(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Linear support vector machines without a bias, and a vote of several (for `rwa` and `adrem`).
+"""Linear support vector machines without a bias, and votes of several (for `rwa` and `adrem`).
 
 Fitting takes and returns numpy arrays in float64; prediction uses torch tensors. N, S and T rows
 (any, source, target), D features, C classes, R voters.
@@ -16,7 +16,7 @@ from certvol.methods._alignment import SMALLEST_SCALE, Array, Labels
 from certvol.methods._closed_form import ClosedFormMethod
 
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
-TOLERANCE = 0.1  # liblinear's own for this loss; a tighter one costs twice the time
+TOLERANCE = 0.1  # liblinear's default for this loss; a tighter one takes twice the time
 LEAST_SHARE = 1e-12  # of the votes, in logits
 
 
@@ -52,7 +52,7 @@ def linear_svm(
         return weight_CD
     model = LinearSVC(C=strength, loss="hinge", fit_intercept=False, tol=TOLERANCE, random_state=0)
     with warnings.catch_warnings():
-        # A large strength needs more rounds than liblinear's limit, and gains nothing by them.
+        # A large strength needs more rounds than liblinear's limit, but gains nothing from them.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(rows_ND, labels_N, sample_weight=copies_N)
     # Two classes have one row, for the second against the first.

@@ -45,7 +45,7 @@ def membership(labels_N: Tensor, num_classes: int) -> Tensor:
 
 
 def mean_or_zero(values_N: Tensor) -> Tensor:
-    """Average; 0 without rows, which a batch or a process's share of one may lack."""
+    """Average over rows; 0 without rows, which a batch or a process's share of one may lack."""
     return values_N.sum() / max(1, len(values_N))
 
 

@@ -1,4 +1,4 @@
-"""Methods that label the target by its own clusters or neighbours: network, pretraining, steps."""
+"""Base of methods that label the target by its own clusters or neighbours."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ class SelfLabellingMethod(AdaptationMethod):
     batches = "plain"
     labels_whole_target = True
     source_free: ClassVar[bool] = False
-    """True: only pretraining uses the source."""
+    """True if only pretraining uses the source."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

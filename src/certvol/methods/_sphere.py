@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from certvol.nn.heads import Drop
 
-SHRINK = 1 - 1e-4  # factor of a cosine above it: the slope of acos is infinite at 1
+SHRINK = 1 - 1e-4  # keeps cosines below 1, where the slope of acos is infinite
 
 
 def unit(x_ND: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def agreement_with_others(probabilities_NC: Tensor) -> Tensor:
 
 
 class Method(SelfLabellingMethod):
-    summary = "AaD: target predictions agree with neighbours' and differ from others'"
+    summary = "AaD: target predictions agree with those of neighbours and differ from others"
     source_free = True
     ramps = True
 
@@ -42,7 +42,7 @@ class Method(SelfLabellingMethod):
         decay: float = setting(
             1.0,
             at_least=0,
-            help="How fast the dispersion fades; 0: it stays. Published: 5 on VisDA.",
+            help="How fast the dispersion fades; 0: not at all. Published: 5 on VisDA.",
         )
 
     def label_target(self, survey: Survey) -> Labelled:

@@ -36,7 +36,7 @@ def disagreement(first_NC: Tensor, second_NC: Tensor) -> Tensor:
 
 
 class Method(DomainLossMethod):
-    summary = "ADR: features on which two draws of the classifier's dropout agree"
+    summary = "ADR: adversarial training until two draws of the classifier's dropout agree"
     weighted = "disagreement"
 
     @dataclass(frozen=True, kw_only=True)

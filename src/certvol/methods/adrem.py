@@ -79,13 +79,13 @@ class RandomisedEM:
 
 
 class Method(VotingMethod):
-    summary = "AdREM on fixed features: self-training on growing random parts of the target; votes"
+    summary = "AdREM on fixed features: SVMs, self-trained on growing parts of the target, vote"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         rounds: int = setting(20, above=0, help="Rounds in which the target's part grows to all.")
         repetitions: int = setting(
-            11, above=0, help="Repetitions from the source's labels; voters."
+            11, above=0, help="Repetitions of the self-training; each adds a voter."
         )
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:

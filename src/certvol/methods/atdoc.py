@@ -39,7 +39,9 @@ def neighbour_labels(
 
 
 class Method(SelfLabellingMethod):
-    summary = "ATDOC: target images labelled by their nearest neighbours, classes weighing the same"
+    summary = (
+        "ATDOC: target images get the labels of their nearest neighbours, with balanced classes"
+    )
     ramps = True
 
     @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def contrastive_discrepancy(
 
 class Method(AdaptationMethod):
     summary = (
-        "CAN: clusters of the target, drawn to their class in the source and away from the others"
+        "CAN: clusters of the target are pulled to their class in the source, away from others"
     )
     labels_whole_target = True
     surveys_source = True

@@ -50,11 +50,11 @@ class RandomProduct(nn.Module):
 
 
 class Method(AdversarialMethod):
-    summary = "CDAN: DANN on features joined with predicted classes"
+    summary = "CDAN: DANN on features combined with predicted classes"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(AdversarialMethod.Config):
-        entropy: bool = setting(True, help="CDAN+E: weight rows by their certainty.")
+        entropy: bool = setting(True, help="Weight rows by their certainty (CDAN+E).")
         product: Literal["auto", "outer", "random"] = setting(
             "auto",
             help="Product of features and probabilities; auto: outer up to 4,096 entries, "

@@ -18,9 +18,7 @@ from certvol.settings import setting
 
 
 class Method(ClosedFormMethod):
-    summary = (
-        "CORAL on fixed features: the source gets the target's covariance; logistic regression"
-    )
+    summary = "CORAL on fixed features: match the target's covariance, then logistic regression"
     arrays = ("weight_CD", "bias_C")
     weight_CD: Tensor
     bias_C: Tensor

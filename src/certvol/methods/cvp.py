@@ -28,7 +28,7 @@ class Method(AdaptationMethod):
         samples_weight: float = setting(
             0.5,
             at_least=0,
-            help="Alpha, the weight of the samples' loss; 0: samples only form sigma's target.",
+            help="Alpha, the weight of the samples' loss; 0: samples only set sigma's target.",
         )
         samples_width: float = setting(
             1.0,
@@ -71,7 +71,7 @@ class Method(AdaptationMethod):
     def _samples_logits(self, mu_ND: Tensor, sigma_N: Tensor, batch: Batch) -> Tensor:
         """Return logits of samples, N x M x C; drawn directly if f_Cl is linear.
 
-        Direct samples skip dropout: they are noise enough.
+        Direct samples skip dropout, because they already are noise.
         """
         classifier, m = self.network.classifier, self.config.num_samples
         width_N = self.config.samples_width * sigma_N

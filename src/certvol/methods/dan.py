@@ -21,7 +21,7 @@ KERNEL_WIDTHS = (0.125, 0.25, 0.5, 1.0, 2.0)  # times the mean squared distance
 
 
 class Method(BottleneckMethod):
-    summary = "DAN: equal kernel means of source and target (MK-MMD)"
+    summary = "DAN: match source and target features by a kernel discrepancy (MK-MMD)"
     weighted = "mmd"
 
     def domain_losses(self, batch: Batch, rows_NB: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:

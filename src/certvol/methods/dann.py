@@ -19,7 +19,7 @@ from certvol.nn.network import Network
 
 
 class Method(AdversarialMethod):
-    summary = "DANN: features from which a discriminator cannot recognise the domain"
+    summary = "DANN: learn features from which a discriminator cannot recognise the domain"
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

@@ -25,12 +25,14 @@ from certvol.settings import setting
 
 
 class Method(DomainLossMethod):
-    summary = "Deep CORAL: equal covariances of source and target"
+    summary = "Deep CORAL: match the covariances of source and target in each batch"
     weighted = "coral"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DomainLossMethod.Config):
-        layer: Literal["logits", "features"] = setting("logits", help="Layer that is compared.")
+        layer: Literal["logits", "features"] = setting(
+            "logits", help="Layer whose covariances are compared."
+        )
 
     def domain_losses(self, batch: Batch, rows_NB: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:
         compared = logits_NC if self.config.layer == "logits" else rows_NB

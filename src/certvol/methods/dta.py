@@ -81,7 +81,7 @@ def class_balance(logits_NC: Tensor) -> Tensor:
 
 
 class Method(AdaptationMethod):
-    summary = "DTA: predictions that hold when the units that matter most are dropped"
+    summary = "DTA: keep predictions when the units that matter most to them are dropped"
     batches = "plain"
     ramps = True
 

@@ -22,7 +22,7 @@ from certvol.settings import setting
 
 
 class Method(ClosedFormMethod):
-    summary = "GTDA+LR on fixed features: labels spread over a graph by a game; transductive"
+    summary = "GTDA+LR on fixed features: labels spread over a graph of neighbours by a game"
     arrays = ("weight_CD", "bias_C", "nodes_MD", "strategies_MC", "scales_M")
     weight_CD: Tensor
     bias_C: Tensor

@@ -23,7 +23,7 @@ from certvol.settings import setting
 
 class Method(ClosedFormMethod):
     summary = (
-        "JDA on fixed features: a projection that aligns domains and classes; nearest neighbour"
+        "JDA on fixed features: align domains and classes by a projection, then nearest neighbour"
     )
     arrays = ("projection_DK", "source_SK", "labels_S", "temperature")
     projection_DK: Tensor
@@ -33,7 +33,7 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        components: int = setting(100, above=0, help="K, the components that are kept.")
+        components: int = setting(100, above=0, help="K, the number of components to keep.")
         ridge: float = setting(1.0, above=0, help="Lambda, the regularisation.")
         rounds: int = setting(10, above=0, help="Most rounds of projecting and relabelling.")
 

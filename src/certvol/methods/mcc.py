@@ -18,7 +18,9 @@ from certvol.settings import setting
 
 
 class Method(DomainLossMethod):
-    summary = "Minimum Class Confusion: no hesitation between two classes on the target"
+    summary = (
+        "Minimum Class Confusion: penalise target predictions that hesitate between two classes"
+    )
     weighted = "confusion"
 
     @dataclass(frozen=True, kw_only=True)

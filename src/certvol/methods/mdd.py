@@ -36,7 +36,9 @@ def negative_log_rest(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
 
 
 class Method(BottleneckMethod):
-    summary = "MDD: no second classifier agrees on the source and disagrees on the target"
+    summary = (
+        "MDD: features on which a second classifier that agrees on the source agrees everywhere"
+    )
     weighted = "disparity"
     ramps = True
 

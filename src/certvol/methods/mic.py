@@ -43,7 +43,9 @@ def masked_inputs(batch: Batch, blocks: int, rate: float) -> Tensor:
 
 
 class Method(sdat.Method):
-    summary = "MIC: masked target images classified as a teacher classifies whole ones, on SDAT"
+    summary = (
+        "MIC: SDAT, and masked target images must be classified as a teacher classifies whole ones"
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config(sdat.Method.Config):
@@ -51,9 +53,14 @@ class Method(sdat.Method):
         masked: float = setting(0.7, at_least=0, below=1, help="Share of blocks that are masked.")
         blocks: int = setting(4, above=0, help="Blocks along each side of an image.")
         certain: bool = setting(
-            True, help="Weight rows by the teacher's probability; false: published for ResNet-101."
+            True, help="Weight rows by the teacher's probability; published for ResNet-101: false."
         )
-        teacher_decay: float = setting(0.9, at_least=0, below=1, help="Decay per step.")
+        teacher_decay: float = setting(
+            0.9,
+            at_least=0,
+            below=1,
+            help="Decay per step of the average of weights that is the teacher.",
+        )
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

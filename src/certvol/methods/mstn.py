@@ -32,19 +32,21 @@ from certvol.settings import setting
 
 
 class Method(AdversarialMethod):
-    summary = "MSTN: DANN, and each class's centroid the same in both domains"
+    summary = "MSTN: DANN, and the same centroid for each class in both domains"
     weighted = "centroids"
     sums_2CB: Tensor
     """Centroids times `seen_2C`."""
     seen_2C: Tensor
-    """1 if a domain has shown a class; once averaged, the share of processes that have seen it."""
+    """1 if a domain has shown a class; after averaging, the share of processes that saw it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(AdversarialMethod.Config):
         weight: float = setting(1.0, at_least=0, help="Weight of the centroids' distance.")
-        adversarial_weight: float = setting(0.2, at_least=0, help="Scales the reversed gradient.")
+        adversarial_weight: float = setting(
+            0.2, at_least=0, help="Factor of the reversed gradient."
+        )
         centroid_momentum: float = setting(
-            0.7, at_least=0, below=1, help="Share of a centroid that a batch leaves as it was."
+            0.7, at_least=0, below=1, help="Share of a centroid that stays when a batch updates it."
         )
         pseudo_labels: Literal["batch", "cycle"] = setting(
             "batch",

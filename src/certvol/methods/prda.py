@@ -133,7 +133,7 @@ class Augmentation:
 
 
 class Method(ClosedFormMethod):
-    summary = "PrDA on fixed features: virtual domains on the way to the target enlarge the source"
+    summary = "PrDA on fixed features: virtual domains between source and target enlarge the source"
     arrays = ("weight_CD", "bias_C")
     weight_CD: Tensor
     bias_C: Tensor
@@ -143,7 +143,7 @@ class Method(ClosedFormMethod):
         dims: int = setting(44, above=0, help="Dimensions of a subspace.")
         subspaces: int = setting(3, above=0, help="Most subspaces of a domain.")
         confidence: float = setting(
-            0.9, at_least=0, at_most=1, help="Least probability of a virtual row that is added."
+            0.9, at_least=0, at_most=1, help="Least probability of a virtual row to be added."
         )
         strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 

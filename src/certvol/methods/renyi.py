@@ -71,11 +71,11 @@ def balanced_labels(probabilities_NC: Tensor, portion: float) -> Tensor:
 
 
 class Method(AdaptationMethod):
-    summary = "Renyi: class-balanced self-training with an entropy of Gaussian logits"
+    summary = "Renyi: class-balanced self-training, and an entropy loss on Gaussian logits"
     batches = "plain"
     labels_whole_target = True
     cycles: Tensor
-    """Cycles labelled before."""
+    """The number of cycles labelled so far."""
     draws_1MC: Tensor
 
     @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,8 @@ class Method(AdaptationMethod):
         portion: float = setting(
             0.3, above=0, at_most=1, help="Portion of each class's images in the first cycle."
         )
-        portion_growth: float = setting(0.05, at_least=0, help="What each cycle adds to it.")
-        most_portion: float = setting(0.6, above=0, at_most=1, help="The largest portion.")
+        portion_growth: float = setting(0.05, at_least=0, help="Growth of the portion per cycle.")
+        most_portion: float = setting(0.6, above=0, at_most=1, help="Largest portion.")
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

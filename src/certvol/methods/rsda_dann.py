@@ -65,7 +65,9 @@ class Method(AdaptationMethod):
     class Config:
         radius: float = setting(10.0, above=0, help="Radius of the sphere that features lie on.")
         width: int = setting(256, above=0, help="Width of the bottleneck.")
-        rounds: int = setting(5, at_least=0, help="Trainings with pseudo-labels, after the first.")
+        rounds: int = setting(
+            5, at_least=0, help="Number of trainings with pseudo-labels, after a first one without."
+        )
         adversarial_weight: float = setting(1.0, at_least=0, help="Weight of the adversarial loss.")
         discriminator_rate: float = setting(
             10.0, above=0, help="Learning rate of the discriminator, relative to the other layers'."

@@ -40,12 +40,15 @@ def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> Tensor:
 
 
 class Method(rsda_dann.Method):
-    summary = "RSDA on MSTN: RSDA with centroids of classes drawn together across the domains"
+    summary = "RSDA on MSTN: RSDA, with the class centroids of both domains pulled together"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(rsda_dann.Method.Config):
         centroid_share: float = setting(
-            0.3, at_least=0, below=1, help="Share of a batch in the moving average of centroids."
+            0.3,
+            at_least=0,
+            below=1,
+            help="Share of the newest batch in the moving average of centroids.",
         )
         semantic_weight: float = setting(1.0, at_least=0, help="Weight of the centroids' distance.")
 

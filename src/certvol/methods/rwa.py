@@ -67,13 +67,16 @@ class Walk:
 
 
 class Method(VotingMethod):
-    summary = "RWA on fixed features: random walks over target labels; support vector machines vote"
+    summary = "RWA on fixed features: SVMs from a random walk over target labels vote"
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         steps: int = setting(100, above=0, help="Steps of the walk; published: 500.")
         target_share: float = setting(
-            0.5, at_least=0, at_most=1, help="Share of the target's weights in a step's classifier."
+            0.5,
+            at_least=0,
+            at_most=1,
+            help="Share of the target's machine in a step's average of weights.",
         )
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:

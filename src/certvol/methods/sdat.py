@@ -21,12 +21,14 @@ from certvol.settings import setting
 
 
 class Method(cdan.Method):
-    summary = "SDAT: CDAN and MCC at a flat minimum of the task loss"
+    summary = "SDAT: CDAN and MCC, trained towards a flat minimum of the task loss"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(cdan.Method.Config):
         radius: float = setting(
-            0.02, at_least=0, help="How far the weights climb for a step's gradients; 0: no SAM."
+            0.02,
+            at_least=0,
+            help="Radius of sharpness-aware minimisation (SAM); 0: ordinary steps.",
         )
         confusion_weight: float = setting(1.0, at_least=0, help="Weight of the class confusion.")
         temperature: float = setting(2.0, above=0, help="Temperature of the class confusion.")

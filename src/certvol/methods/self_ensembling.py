@@ -44,13 +44,18 @@ def class_balance(probabilities_NC: Tensor, quirk: bool = False) -> Tensor:
 
 
 class Method(AdaptationMethod):
-    summary = "self-ensembling: agreement with an averaged teacher on another view of the target"
+    summary = "self-ensembling: agree with an averaged teacher on another view of the target"
     batches = "plain"
     views_per_image = 2
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        teacher_decay: float = setting(0.99, at_least=0, below=1, help="Decay per step.")
+        teacher_decay: float = setting(
+            0.99,
+            at_least=0,
+            below=1,
+            help="Decay per step of the average of weights that is the teacher.",
+        )
         consistency_weight: float = setting(10.0, at_least=0, help="Weight of the consistency.")
         threshold: float = setting(
             0.9,
@@ -63,7 +68,7 @@ class Method(AdaptationMethod):
         )
         quirks: bool = setting(
             False,
-            help="Reproduce two slips of the published code: softmax twice on the source, "
+            help="Reproduce two mistakes of the published code: softmax twice on the source, "
             "log(1 + q) in the class balance.",
         )
 

@@ -33,7 +33,9 @@ def negative_diversity(probabilities_NC: Tensor) -> Tensor:
 
 
 class Method(SelfLabellingMethod):
-    summary = "SHOT: sure, varied target predictions of the source's fixed classifier"
+    summary = (
+        "SHOT: fit target features to the source's fixed classifier; confident, varied predictions"
+    )
     source_free = True
     fixed_in_adaptation = ("network.classifier.output.",)
 
@@ -43,10 +45,13 @@ class Method(SelfLabellingMethod):
             0.3, at_least=0, help="Weight of the cross-entropy to pseudo-labels."
         )
         partial: bool = setting(
-            False, help="For a target that lacks classes: no diversity, few-image classes skipped."
+            False,
+            help="For a target that lacks classes: no diversity term; skip classes of few images.",
         )
         min_images: int = setting(
-            10, at_least=0, help="With `partial`: classes of no more images get no pseudo-labels."
+            10,
+            at_least=0,
+            help="With `partial`: skip classes of at most this many images.",
         )
 
     @property

@@ -34,11 +34,11 @@ class SimilarityClassifier(BottleneckClassifier):
     """Similarities of f(x) to prototypes; the layer `output` is U, and `key` is V."""
 
     start_CB: Tensor
-    """Prototypes of classes that were not shown."""
+    """Prototypes of classes that no batch has shown."""
     sums_CB: Tensor
     """Prototypes times `seen_C`."""
     seen_C: Tensor
-    """1 if a class has been shown; once averaged, the share of processes that have seen it."""
+    """1 if a class has been seen; after averaging, the share of processes that saw it."""
 
     def __init__(self, network: Network, width: int, rank: int) -> None:
         super().__init__(network, width, rectified=False)
@@ -90,7 +90,7 @@ def overlap(prototypes_CB: Tensor, present_C: Tensor) -> Tensor:
 
 
 class Method(AdversarialMethod):
-    summary = "SimNet: similarity to prototypes of the classes, under DANN's loss"
+    summary = "SimNet: classify by similarity to a prototype of each class, with DANN's loss"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(AdversarialMethod.Config):
@@ -99,7 +99,10 @@ class Method(AdversarialMethod):
             0.1, at_least=0, help="Weight of the cosines between prototypes."
         )
         prototype_momentum: float = setting(
-            0.7, at_least=0, below=1, help="Share of a prototype that a batch leaves as it was."
+            0.7,
+            at_least=0,
+            below=1,
+            help="Share of a prototype that stays when a batch updates it.",
         )
 
     def __init__(self, network: Network, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""No adaptation: training on the source alone, the figure that every method has to beat."""
+"""No adaptation: train on the source alone. Every method should beat this figure."""
 
 from certvol.methods import basic
 

@@ -53,7 +53,7 @@ def draw_weights(r_NC: Tensor, labels_N: Tensor, mean_NC: Tensor, deviation_NC: 
 
 class Method(AdaptationMethod):
     summary = (
-        "UBR2S: target labels drawn by MC-dropout's distribution, weighted by how safe a draw is"
+        "UBR2S: draw target labels from MC-dropout's distribution, and weight them by reliability"
     )
     labels_whole_target = True
 
