@@ -1,9 +1,9 @@
 """Self-training between two domains as it is usually written, for comparison in `speed.py`.
 
-Every use of an image opens and decodes its file. A DataLoader with one worker per core makes the
-views with torchvision's transforms. Steps are eager. Every cycle labels the whole target. Networks,
-losses, class-balanced batches, learning rates, precision and memory format are certvol's, so that
-only the way of working differs.
+Every use of an image opens and decodes its file again. A DataLoader with one worker per core makes
+the views with torchvision's transforms. Steps are eager. Every cycle labels the whole target.
+Networks, losses, class-balanced batches, learning rates, precision and memory format are certvol's,
+so that only the way of working differs.
 """
 
 import importlib
@@ -80,7 +80,7 @@ def test_transform(info: BackboneInfo) -> Any:
 
 
 class ConventionalLoop:
-    """`method` is on its device. `target` may repeat files, to stand for a larger target."""
+    """The conventional run. `target` may repeat files, to simulate a larger target."""
 
     def __init__(
         self,

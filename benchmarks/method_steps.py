@@ -4,8 +4,8 @@
     python benchmarks/method_steps.py --device cuda      # inception_v3, 128 images of 224 px, bf16
     python benchmarks/method_steps.py --large --only-memory  # the same on a CPU, in fp32
 
-A step is the trainer's, on a batch that is ready: drawing batches, labelling and the looks between
-cycles are not counted. On a CPU it is processor time, with the methods in turn, so that other load
+A step is the trainer's, on a finished batch: drawing batches, labelling and scoring between cycles
+are not counted. On a CPU it is processor time, with the methods in turn, so that other load
 affects all of them equally; on a GPU each method has the device to itself. Memory is the most that
 tensors hold at a time: weights, momentum, a method's networks and all that a step needs. On a CPU
 it is counted from the allocations, so that it is the same on any machine.

@@ -1,4 +1,4 @@
-"""Measure adaptation where classes are missing, rare, unknown or have few images.
+"""Measure adaptation if classes are missing, rare, unknown or have few images.
 
     for DOMAIN in amazon dslr webcam; do
         certvol extract $DATA/office-31/$DOMAIN --backbone inception_v3 --weights W.safetensors \
@@ -16,7 +16,7 @@ features, BACKBONE_DOMAIN.npz. Domains whose files are missing are left out.
 Each run is a line of OUT/results.jsonl. A command that is repeated after a stop does only what is
 missing, and prints all. A gain is the delivered model's accuracy minus that of the run's own model
 before adaptation, in points. Labels of the target are used only to choose its images and to
-measure; where it has unknown classes, the images of known ones are measured.
+measure; if it has unknown classes, only images of known ones are measured.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Tasks of the robustness benchmark, and the parts of them that make a target difficult.
+"""Tasks of the robustness benchmark, and the conditions that make a target difficult.
 
 A condition chooses rows of a source and a target by their labels. Features are written to `.npz`
 files, images linked into folders.
@@ -29,7 +29,7 @@ FEW_SOURCE, FEW_TARGET = 5, 3
 
 @dataclass(frozen=True)
 class Part:
-    """Which rows of a task are used."""
+    """The rows of a task that a condition keeps."""
 
     source: Rows
     target: Rows
@@ -49,7 +49,7 @@ def partial(source: Labels, target: Labels, rng: np.random.Generator) -> Part:
 
 
 def one_class(source: Labels, target: Labels, rng: np.random.Generator) -> Part:
-    """Keep one class, another one for each seed."""
+    """Keep one class, a different one for each seed."""
     return _with_target(source, np.flatnonzero(target == rng.choice(np.unique(target))))
 
 

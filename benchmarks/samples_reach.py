@@ -28,7 +28,7 @@ class Reach:
     """Medians over the target images; `kept` and `added` are means."""
 
     feature: float
-    """Length of a feature."""
+    """The length of a feature."""
     sigma: float
     noise: float
     """Length of a sample's noise, divided by that of its feature."""

@@ -46,3 +46,22 @@ def test_the_tree_of_the_readme_names_every_package() -> None:
     assert packages == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
     for name in re.findall(r"^(\w+)/", tree, re.MULTILINE):
         assert (ROOT / name).is_dir(), name
+
+
+def test_every_function_and_test_that_the_paper_page_names_exists() -> None:
+    text = (ROOT / "docs" / "paper_to_code.md").read_text(encoding="utf-8")
+    tests: dict[str, str] = {}
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        tests[file.name] = tests.get(file.name, "") + file.read_text(encoding="utf-8")
+    named = re.findall(r"`(?:tests/[\w/]+/)?(test_\w+\.py)(?:::(test_\w+))?", text)
+    assert len(named) > 15
+    assert [each for each in named if each[1] not in tests.get(each[0], "")] == []
+    functions = re.findall(r"`((?:[a-z_]+\.)+)([A-Za-z_]+)`", text)
+    layers = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    for owner, name in functions:
+        first, *rest = owner.rstrip(".").split(".")
+        module = PACKAGE.joinpath(first, *[part for part in rest if part.islower()])
+        if first in layers and module.with_suffix(".py").exists():
+            assert name in module.with_suffix(".py").read_text(encoding="utf-8"), f"{owner}{name}"
+        elif first in layers and first != "method":
+            assert module.is_dir(), f"{owner}{name}"

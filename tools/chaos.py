@@ -42,7 +42,7 @@ class Moment:
     within: float | None = None
     """Kill at most so many seconds later; None for a delicate moment, which must not be missed."""
     training: bool = False
-    """The moment counts only once training has begun or resumed."""
+    """True if the moment counts only after training has begun or resumed."""
     fresh_cache: bool = False
     """Delete the decoded images first, so that the process has to decode them again."""
 
@@ -145,7 +145,7 @@ def half_written(process: Process, *folders: Path) -> bool:
 
 
 def phase_of(subject: Subject, process: Process) -> str:
-    """Return where the process was when it died."""
+    """Return the place in the run at which the process died."""
     if not process.training:
         return "cache" if half_written(process, subject.cache) else "start-up"
     phase = str(subject.position().get("phase", "pretrain"))

@@ -1,4 +1,4 @@
-"""Small runs of `certvol adapt` in processes of their own, which can be killed and compared."""
+"""Start small runs of `certvol adapt` in their own processes, to kill and compare them."""
 
 import json
 import os
@@ -48,7 +48,7 @@ SMALL_BLOCKS = (
 
 
 class Unexpected(AssertionError):
-    """A killed run did not resume as it should."""
+    """Raised if a killed run did not resume as it should."""
 
 
 def words_of(settings: dict[str, object]) -> list[str]:

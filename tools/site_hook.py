@@ -27,7 +27,7 @@ ROOT_PAGES = {
     "speed.md": "benchmarks/README.md",
 }
 EXTRA = {"results/": "Results", "": "Guides"}
-"""The part of the navigation that pages join which it does not name, by how their path begins."""
+"""The section of the navigation for pages that it does not name, by the start of their path."""
 UNNAMED = ("index.md",)
 
 

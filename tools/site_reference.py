@@ -137,7 +137,7 @@ def methods() -> str:
     page = [
         "# Methods\n",
         "Choose one with `--method NAME`. [Comparators](../comparators.md) says how they were "
-        "made comparable and which settings come nearer to each paper. To add one, see [Adding a "
+        "made comparable and which settings are closer to each paper. To add one, see [Adding a "
         "method](../adding-a-method.md).\n",
         table(
             ["method", "summary"],

@@ -104,26 +104,30 @@ def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
     if pretraining_warning(facts.source_before, facts.held_out, facts.num_classes) is not None:
         right = percent(facts.source_before, 0)
         found.append(
-            (bad, f"the source was not learnt: {right} % of its held-out images are right")
+            (bad, f"the source was not learnt: {right} % of its held-out images are correct")
         )
     if (facts.source_after or 0) < LOST_SOURCE * (facts.source_before or 0):
         fall = f"{percent(facts.source_before, 0)} % to {percent(facts.source_after, 0)} %"
         found.append((bad, f"accuracy on held-out source images fell from {fall}"))
-    share = f"about {percent(facts.accuracy, 0)} % of the target is right, by the estimate"
+    share = f"an estimated {percent(facts.accuracy, 0)} % of the predictions are correct"
     if facts.accuracy < TOO_POOR:
         found.append((bad, share))
     elif facts.accuracy < GOOD_ENOUGH:
-        found.append((look, f"{share}: look at the least certain images"))
+        found.append((look, f"{share}; look at the least certain images"))
     if facts.in_use_after > SPREADING * facts.in_use_before:
         grown = ", ".join(_grown(facts, classes))
-        found.append((look, f"adaptation spread predictions to further classes: look at {grown}"))
+        found.append((look, f"adaptation predicts more classes than before; look at {grown}"))
     if facts.changed_share > MANY_CHANGED:
         text = f"adaptation changed {percent(facts.changed_share, 0)} % of the predictions"
-        found.append((look, f"{text}: look at some of them"))
+        found.append((look, f"{text}; look at some of them"))
     if facts.images < HANDFUL:
-        found.append((look, f"{facts.images} target images are too few to judge: look at all"))
+        found.append(
+            (look, f"{facts.images} target images are too few to judge; look at all of them")
+        )
     if facts.held_out < FEWEST_JUDGES:
-        found.append((look, "without held-out source images (`data.holdout`) nothing is measured"))
+        found.append(
+            (look, "without held-out source images (`data.holdout`), nothing was measured")
+        )
     if not found:
         found.append((WORDS[0], share))
     return sorted(found, key=lambda each: -WORDS.index(each[0]))
