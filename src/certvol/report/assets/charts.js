@@ -76,7 +76,7 @@ function drawLines(place, figure) {
   for (const mark of figure.marks) {
     const at = toX(mark.x), toLeft = at + textWidth(mark.label) + 8 > place.clientWidth;
     svg.append(draw('line', { class: 'mark', x1: at, x2: at, y1: box.top - 8, y2: box.bottom }));
-    svg.append(draw('text', { x: at + (toLeft ? -5 : 5), y: box.top - 2, 'text-anchor': toLeft ? 'end' : 'start' }, mark.label));
+    svg.append(draw('text', { x: at + (toLeft ? -5 : 5), y: box.top - 5, 'text-anchor': toLeft ? 'end' : 'start' }, mark.label));
   }
   const cross = draw('line', { class: 'cross', y1: box.top, y2: box.bottom, visibility: 'hidden' });
   svg.append(cross);
