@@ -1,30 +1,61 @@
 import pytest
 
-from certvol.benchmark.published import published, published_losses, published_rows
+from certvol.benchmark.published import (
+    published,
+    published_losses,
+    published_rows,
+    published_tables,
+)
 from certvol.benchmark.suites import SUITES
 
 
-def _row(suite: str, columns: list[str], name: str) -> list[str]:
-    rows, _ = published_rows(SUITES[suite], columns)
+def _row(suite: str, columns: list[str], name: str, task: str | None = None) -> list[str]:
+    rows, _ = published_rows(SUITES[suite], columns, task)
     return [cell.shown() for cell in next(row for row in rows if row.name == name).cells]
 
 
-@pytest.mark.parametrize("name", [name for name in published() if name in SUITES])
+def test_published_tables_are_of_suites() -> None:
+    assert set(published()["suites"]) <= set(SUITES)
+
+
+@pytest.mark.parametrize("name", published()["suites"])
 def test_published_means_are_those_of_their_columns(name: str) -> None:
-    suite, table = SUITES[name], published()[name]
-    columns = table["columns"]
-    assert set(columns) in (set(suite.tasks), set(suite.class_names))
-    for row in table["rows"]:
-        *values, mean = row["values"]
-        assert len(values) == len(columns)
-        if None not in values:
-            assert mean == pytest.approx(sum(values) / len(values), abs=0.11)
+    suite = SUITES[name]
+    groups = [set(suite.tasks), *map(set, suite.variants.values())]
+    for table in published_tables(suite):
+        columns, task = table["columns"], table.get("task")
+        assert set(columns) in ([set(suite.classes_of(task))] if task else groups)
+        for row in table["rows"]:
+            *values, mean = row["values"]
+            assert len(values) == len(columns)
+            assert all(value is None or 0 <= value <= 100 for value in row["values"])
+            if None not in values:
+                assert mean == pytest.approx(sum(values) / len(values), abs=0.11)
+
+
+def test_rows_are_those_of_the_tasks_shown() -> None:
+    office, visda = SUITES["office-31"], SUITES["visda-2017"]
+    whole = {row.name for row in published_rows(office, ["A-W"])[0]}
+    partial = {row.name for row in published_rows(office, ["A-W10", "D-W10"])[0]}
+    assert "CDTrans-B" in whole - partial
+    assert "PADA" in partial - whole
+    both = published_rows(office, ["A-W", "A-W10"])
+    assert {row.name for row in both[0]} == whole | partial
+    assert len(both[1]) == 2
+    by_task = {
+        task: {row.name for row in published_rows(visda, visda.classes_of(task), task)[0]}
+        for task in visda.all_tasks
+    }
+    assert "SDAN" in by_task["synthetic-test"]
+    assert "MIC (SDAT)" in by_task["synthetic-validation"]
+    assert "IWAN" in by_task["synthetic-validation6"]
+    assert published_rows(visda, visda.class_names)[0] == []
 
 
 def test_rows_show_backbone_selection_tasks_and_their_mean() -> None:
     tail = ["", ""]  # the choice by a validator and the oracle
-    average_only = _row("office-31", ["A-W", "W-A"], "DANN")
-    assert average_only == ["resnet50", "oracle", "", "", "86.1 (of all 6)", *tail]
+    average_only = _row("office-31", ["A-W", "W-A"], "FixBi")
+    assert average_only == ["unknown", "unknown", "", "", "91.4 (of all 6)", *tail]
     two = _row("office-caltech", ["A-C", "A-D"], "CVP")
     assert two == ["resnet50", "last", "94.3", "98.1", "96.2", *tail]
     whole = _row("office-caltech", list(SUITES["office-caltech"].tasks), "CORAL")
@@ -40,7 +71,8 @@ def test_the_average_has_its_printed_deviation() -> None:
 
 
 def test_classes_of_visda_have_their_own_backbones() -> None:
-    rows, _ = published_rows(SUITES["visda-2017"], SUITES["visda-2017"].class_names)
+    visda = SUITES["visda-2017"]
+    rows, _ = published_rows(visda, visda.class_names, "synthetic-test")
     backbones = {row.name: row.cells[0].text for row in rows}
     assert backbones["SE-152"] == "resnet152"
     assert backbones["BUPT"] == "unknown"

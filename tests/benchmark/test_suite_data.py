@@ -1,10 +1,12 @@
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from certvol.benchmark import suites
-from certvol.benchmark.suite_data import count_warnings, locate, prepare
+from certvol.benchmark.suite import Domain, Suite
+from certvol.benchmark.suite_data import count_warnings, list_warnings, locate, prepare
 from certvol.data.folders import scan
 from certvol.errors import UserError
 
@@ -22,9 +24,7 @@ def _office(root: Path, names: tuple[str, ...] = ("amazon", "dslr", "webcam")) -
     return root
 
 
-def prepared(
-    suite: suites.Suite, root: Path | None, tasks: list[str], work: Path
-) -> dict[str, Path]:
+def prepared(suite: Suite, root: Path | None, tasks: list[str], work: Path) -> dict[str, Path]:
     return prepare(suite, locate(suite, root, tasks, work), work)
 
 
@@ -149,3 +149,66 @@ def test_folders_in_the_place_of_digits_are_not_changed(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
     assert sorted(path.name for path in root.iterdir()) == ["bold", "thin"]
     assert prepared(digits, tmp_path / "work", ["T-B"], tmp_path / "other") == found, "made before"
+
+
+def test_a_partial_target_has_links_to_its_classes_alone(tmp_path: Path) -> None:
+    suite = suites.SUITES["office-31"]
+    _office(tmp_path, ("amazon", "webcam"))
+    for _ in range(2):  # again over what is there
+        found = prepared(suite, tmp_path, ["A-W10", "A-W"], tmp_path / "work")
+    assert found["A"] == tmp_path / "amazon"
+    assert found["W"] == tmp_path / "webcam"
+    assert found["W10"] == tmp_path / "work" / "webcam-10"
+    kept = {path.partition("/")[0] for path in scan(found["W10"]).paths}
+    assert kept == set(suites.CALTECH_CLASSES)
+    assert len(count_warnings(suite, found)) == 2, "no count is known of partial targets"
+
+
+def test_a_partial_target_must_have_its_classes(tmp_path: Path) -> None:
+    suite = suites.SUITES["office-home"]
+    names = [f"Thing_{i:02d}" for i in range(40)] + list(suites.HOME_FIRST)
+    for domain in ("Art", "Clipart"):
+        _domain(tmp_path / domain, names)
+    found = prepared(suite, tmp_path, ["A-C25"], tmp_path / "work")
+    assert len(scan(found["C25"]).paths) == 25
+    shutil.move(tmp_path / "Clipart" / "Fork", tmp_path / "Clipart" / "Spork")
+    with pytest.raises(UserError, match="Clipart lacks Fork"):
+        prepared(suite, tmp_path, ["A-C25"], tmp_path / "work")
+
+
+LISTED = Suite(
+    name="listed",
+    summary="two domains with lists of files",
+    domains=(Domain("A", ("one",), None), Domain("B", ("two",), None)),
+    tasks=("A-B",),
+    classes=2,
+    where="nowhere",
+    file_lists=("{}_train.txt", "{}_test.txt"),
+)
+
+
+def _list(root: Path, name: str, paths: list[str]) -> None:
+    (root / name).write_text("".join(f"{path} 0\n" for path in paths))
+
+
+def test_published_lists_say_which_files_count(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        _domain(tmp_path / name, ["cat", "dog"], images=3)
+    located = locate(LISTED, tmp_path, ["A-B"], tmp_path / "work")
+    assert located["A"].for_runs(tmp_path / "work") == tmp_path / "one"
+    assert "no DOMAIN_train.txt and DOMAIN_test.txt" in list_warnings(LISTED, located)[0]
+    _list(tmp_path, "one_train.txt", ["one/cat/0.png", "one/dog/2.png"])
+    with pytest.raises(UserError, match=r"one_train\.txt is there, but not one_test\.txt"):
+        locate(LISTED, tmp_path, ["A-B"], tmp_path / "work")
+    _list(tmp_path, "one_test.txt", ["one/cat/1.png"])
+    for _ in range(2):
+        found = prepared(LISTED, tmp_path, ["A-B"], tmp_path / "work")
+    assert scan(found["A"]).paths == ["cat/0.png", "cat/1.png", "dog/2.png"]
+    assert found["B"] == tmp_path / "two"
+    assert (
+        "beside two:"
+        in list_warnings(LISTED, locate(LISTED, tmp_path, ["A-B"], tmp_path / "work"))[0]
+    )
+    _list(tmp_path, "one_test.txt", ["one/cat/7.png"])
+    with pytest.raises(UserError, match=r"one lacks files of its lists: cat/7\.png"):
+        locate(LISTED, tmp_path, ["A-B"], tmp_path / "work")

@@ -10,7 +10,7 @@ from typing import Any
 
 from certvol.benchmark.plan import Variant, parse_label
 from certvol.benchmark.results import Result
-from certvol.benchmark.suites import Suite
+from certvol.benchmark.suite import Suite
 from certvol.benchmark.table_formats import Cell, mean_and_deviation
 from certvol.report.paper_figures import write_figures
 

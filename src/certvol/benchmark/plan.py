@@ -33,7 +33,7 @@ class BenchmarkOptions:
     data: Path | None = None
     methods: Sequence[str] = ("source_only", "basic", "cvp")
     tasks: Sequence[str] | None = None
-    split: str | None = None
+    variant: str | None = None
     seeds: Sequence[int] = (0,)
     preset: str | None = None
     config: Path | None = None

@@ -7,7 +7,7 @@ from importlib import resources
 from statistics import fmean
 from typing import Any
 
-from certvol.benchmark.suites import Suite
+from certvol.benchmark.suite import Suite
 from certvol.benchmark.table_formats import Cell, Row
 
 
@@ -17,21 +17,33 @@ def published() -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def published_rows(suite: Suite, columns: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """Return rows (backbone, checkpoint, a cell per task or class, mean) and a note for them."""
-    table = published().get(suite.name)
-    if table is None:
-        return [], []
-    rows = []
-    for row in table["rows"]:
-        *cells, mean = _cells(table["columns"], row, columns)
-        if mean.mean is None and (value := row["values"][-1]) is not None:
-            mean = Cell(text=f"{value:.1f} (of all {len(table['columns'])})")
-        about = [Cell(text=row["backbone"]), Cell(text=row["selection"])]
-        by_validator_and_oracle = [Cell(), Cell()]
-        rows.append(Row(row["name"], [*about, *cells, mean, *by_validator_and_oracle], True))
-    note = f"Published rows: {table['source']}; compare them only with ours on the same backbone."
-    return rows, [note]
+def published_tables(suite: Suite) -> list[dict[str, Any]]:
+    """Return the tables of a suite, each over tasks, or over the classes of its `task`."""
+    return list(published()["suites"].get(suite.name, []))
+
+
+def published_rows(
+    suite: Suite, columns: Sequence[str], task: str | None = None
+) -> tuple[list[Row], list[str]]:
+    """Return rows (backbone, checkpoint, a cell per column, mean) and a note for them.
+
+    Columns are tasks, or the classes of `task`. A table without any of them is left out.
+    """
+    rows, notes = [], []
+    for table in published_tables(suite):
+        if table.get("task") != task or not set(table["columns"]).intersection(columns):
+            continue
+        for row in table["rows"]:
+            *cells, mean = _cells(table["columns"], row, columns)
+            if mean.mean is None and (value := row["values"][-1]) is not None:
+                mean = Cell(text=f"{value:.1f} (of all {len(table['columns'])})")
+            about = [Cell(text=row["backbone"]), Cell(text=row["selection"])]
+            by_validator_and_oracle = [Cell(), Cell()]
+            rows.append(Row(row["name"], [*about, *cells, mean, *by_validator_and_oracle], True))
+        notes.append(
+            f"Published rows: {table['source']}; compare them only with ours on the same backbone."
+        )
+    return rows, notes
 
 
 def published_losses(suite: Suite, tasks: Sequence[str]) -> tuple[list[Row], list[str]]:

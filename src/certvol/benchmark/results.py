@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from certvol.benchmark.evidence import read_evidence
 from certvol.benchmark.plan import RunIdentity, run_name
-from certvol.benchmark.suites import Metric
+from certvol.benchmark.suite import Metric
 from certvol.errors import UserError
 from certvol.runs.folder import RunFolder
 from certvol.runs.tables import read_metrics

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from certvol.benchmark import preflight, suite_data, tables
 from certvol.benchmark.attempts import Attempts
@@ -19,7 +20,8 @@ from certvol.benchmark.plan import (
 from certvol.benchmark.pool import LocalPool, Pool, visible_gpus
 from certvol.benchmark.ray_pool import LOCAL, RayPool
 from certvol.benchmark.results import FAILED, STOPPED, WAITING, Result, read_run, results_csv
-from certvol.benchmark.suites import Suite, find_suite, find_tasks
+from certvol.benchmark.suite import Suite
+from certvol.benchmark.suites import find_suite, find_tasks
 from certvol.benchmark.table_formats import Table, latex, long_csv, markdown
 from certvol.benchmark.worker import JobOutcome, progress_of
 from certvol.data.folders import printable
@@ -51,7 +53,7 @@ class _Benchmark:
         self.options, self.reporter, self.out = options, reporter, options.out.absolute()
         preflight.check_options(options)
         self.suite = find_suite(options.suite)
-        self.tasks = find_tasks(self.suite, options.tasks, options.split)
+        self.tasks = find_tasks(self.suite, options.tasks, options.variant)
         self.configs = _resolve_configs(options, self.suite)
         self.baseline = self._find_baseline()
         self.root = None if self.suite.own_images else options.data
@@ -84,15 +86,20 @@ class _Benchmark:
         return label
 
     def _make_jobs(self) -> list[BenchmarkJob]:
-        folders = {
-            letter: domain.for_runs(self.data).absolute() for letter, domain in self.located.items()
-        }
         return [
-            BenchmarkJob(task, method, seed, self.out, *map(folders.__getitem__, task.split("-")))
+            BenchmarkJob(task, method, seed, self.out, *self._folders_of(task))
             for seed in self.options.seeds
             for task in self.tasks
             for method in self.configs
         ]
+
+    def _folders_of(self, task: str) -> tuple[Path, Path]:
+        """Return the folders of a task's source and target."""
+        source, target = self.suite.domains_of(task) or ("", "")
+        folders = [
+            self.located[letter].for_runs(self.data).absolute() for letter in (source, target)
+        ]
+        return folders[0], folders[1]
 
     def _find_earlier(self) -> list[RunKey]:
         """Return the runs of other calls with this folder, which belong in its tables too."""
@@ -106,7 +113,7 @@ class _Benchmark:
             (task, method, seed)
             for task, method, seed in dict.fromkeys(found)
             if (task, method, seed) not in asked
-            and set(task.split("-")) <= set(self.suite.letters)
+            and self.suite.domains_of(task) is not None
             and method.partition("@")[0] in methods
         ]
 
@@ -145,7 +152,8 @@ class _Benchmark:
         root = None if self.root is None else str(self.root.resolve())
         about = {"suite": self.suite.name, "data": root}
         write_text(self.out / "benchmark.json", json.dumps(about) + "\n")
-        for warning in suite_data.count_warnings(self.suite, folders):
+        warnings = suite_data.count_warnings(self.suite, folders)
+        for warning in suite_data.list_warnings(self.suite, self.located) + warnings:
             self.reporter.warn(warning)
         (self.out / "settings").mkdir(exist_ok=True)
         for label, config in self.configs.items():
@@ -235,7 +243,7 @@ class _Benchmark:
 
     def _in_order(self, results: list[Result]) -> list[Result]:
         """Sort by task as published, then method as requested, then seed."""
-        tasks = [*self.suite.tasks, *self.suite.splits.values(), *self.tasks]
+        tasks = [*self.suite.all_tasks, *self.tasks]
         tasks += sorted({result.task for result in results})
         methods = [*self.configs, *sorted({result.method for result in results})]
         return sorted(results, key=lambda r: (tasks.index(r.task), methods.index(r.method), r.seed))

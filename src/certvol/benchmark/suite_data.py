@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from certvol.benchmark.suites import Suite
-from certvol.data.folders import class_level, class_of, name_some, printable, scan
+from certvol.benchmark.suite import Domain, Suite
+from certvol.data.folders import class_level, class_of, name_some, printable, reason_of, scan
 from certvol.errors import UserError
 
 
@@ -16,15 +16,21 @@ class Located:
     folder: Path
     classes: Mapping[str, str] = field(default_factory=dict)
     """The suite's name of each class -> its folder, relative to the domain's."""
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The listed files of each class, relative to the domain's folder; empty without lists."""
+    partial: int = 0
+    """The number of classes of a partial target; 0 for a whole domain."""
 
     def for_runs(self, work: Path) -> Path:
         """Return the folder that runs get.
 
-        Evaluation reads classes from folder names. If some differ from the suite's, it is a folder
-        in `work` with links under the suite's names.
+        Evaluation reads classes from folder names. If some differ from the suite's, or not all
+        classes or files belong to the domain, it is a folder in `work` with links under the suite's
+        names.
         """
+        name = f"{self.folder.name}-{self.partial}" if self.partial else self.folder.name
         renamed = any(Path(place).name != name for name, place in self.classes.items())
-        return work / self.folder.name if renamed else self.folder
+        return work / name if renamed or self.partial or self.files else self.folder
 
 
 def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) -> dict[str, Located]:
@@ -32,7 +38,7 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
 
     Raise UserError with a list of everything that is missing or unexpected.
     """
-    needed = {letter for task in tasks for letter in task.split("-")}
+    needed = {letter for task in tasks for letter in suite.domains_of(task) or ()}
     if suite.own_images is not None:
         own = {letter: d.folders[0] for letter, d in suite.letters.items() if letter in needed}
         made_before = root is not None and suite.own_images.exist(root, list(own.values()))
@@ -63,13 +69,13 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
                 else f"the domain {domain.folders[0]} is missing (folder {accepted})"
             )
             continue
-        folders = _class_folders(suite, present[names[0]])
-        faults += _class_faults(suite, names[0], folders)
-        first = {name: places[0] for name, places in folders.items()}
-        found[domain.letter] = Located(present[names[0]], first)
+        located, wrong = _locate_domain(suite, domain, present[names[0]])
+        faults += wrong
+        found[domain.letter] = located
     if not faults and not suite.class_names:
-        faults = _differing_classes(list(found.values()))
+        faults = _differing_classes([domain for domain in found.values() if not domain.partial])
     if faults:
+        faults = list(dict.fromkeys(faults))  # a partial target repeats those of its domain
         known = {name for domain in suite.domains for name in domain.folders}
         extra = [name for name in present if name not in known and not name.startswith(".")]
         faults += [f"other folders there: {name_some(extra)}"] if extra else []
@@ -87,8 +93,20 @@ def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> dict[st
         suite.own_images.write(folders[0].parent, [folder.name for folder in folders])
     for domain in located.values():
         if (folder := domain.for_runs(work)) != domain.folder:
-            _link_classes(domain, folder)
+            _link_images(domain, folder)
     return {letter: domain.for_runs(work) for letter, domain in located.items()}
+
+
+def list_warnings(suite: Suite, located: Mapping[str, Located]) -> list[str]:
+    """Name the domains whose published lists of files are not in the root."""
+    whole = {domain.folder for domain in located.values() if not domain.files}
+    if not suite.file_lists or not whole:
+        return []
+    names = " and ".join(each.format("DOMAIN") for each in suite.file_lists)
+    return [
+        f"no {names} beside {name_some(sorted(folder.name for folder in whole))}: every image "
+        "counts, also those that the published lists leave out"
+    ]
 
 
 def count_warnings(suite: Suite, folders: Mapping[str, Path]) -> list[str]:
@@ -109,16 +127,60 @@ def count_warnings(suite: Suite, folders: Mapping[str, Path]) -> list[str]:
     return warnings
 
 
-def _class_folders(suite: Suite, folder: Path) -> dict[str, list[str]]:
-    """Return the suite's name of each class that has images -> its folders below the domain's."""
+def _locate_domain(suite: Suite, domain: Domain, folder: Path) -> tuple[Located, list[str]]:
+    """Return a domain's class folders and files, and what is wrong with them."""
     paths = scan(folder).paths
     level = class_level(paths)
     above = f"{paths[0].partition('/')[0]}/" if level else ""
+    faults: list[str] = []
+    if (listed := _listed_files(suite, folder)) is not None:
+        missing = sorted(listed.difference(paths))
+        if missing:
+            faults.append(f"{folder.name} lacks files of its lists: {name_some(missing)}")
+        paths = [path for path in paths if path in listed]
+    files: dict[str, list[str]] = {}
+    for path in paths:
+        if (name := class_of(path, level)) is not None:
+            files.setdefault(name, []).append(path)
     folders: dict[str, list[str]] = {}
-    for name in sorted({name for path in paths if (name := class_of(path, level)) is not None}):
+    for name in sorted(files):
         class_name = suite.class_aliases.get(name.replace("_", "-"), name)
         folders.setdefault(class_name, []).append(above + name)
-    return folders
+    faults += _class_faults(suite, folder.name, folders)
+    if domain.classes:
+        absent = [name for name in domain.classes if name not in folders]
+        if absent and not suite.class_names:
+            faults.append(f"{folder.name} lacks {name_some(absent)}")
+        folders = {name: folders[name] for name in domain.classes if name in folders}
+    first = {name: places[0] for name, places in folders.items()}
+    own = {name: files[Path(place).name] for name, place in first.items()}
+    return Located(folder, first, {} if listed is None else own, len(domain.classes)), faults
+
+
+def _listed_files(suite: Suite, folder: Path) -> set[str] | None:
+    """Return the files of a domain that its published lists name; None if there are no lists.
+
+    A line holds a file, relative to the root, and its class's number.
+    """
+    lists = [folder.parent / name.format(folder.name) for name in suite.file_lists]
+    present = [place for place in lists if place.exists()]
+    if not present:
+        return None
+    if len(present) < len(lists):
+        absent = [place.name for place in lists if place not in present]
+        raise UserError(
+            f"{printable(str(present[0]))} is there, but not {name_some(absent)}; add it, or "
+            "remove both lists to use every image"
+        )
+    listed: set[str] = set()
+    for place in lists:
+        try:
+            lines = place.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {printable(str(place))}: {reason_of(error)}") from None
+        paths = [line.rpartition(" ")[0] or line for line in lines if line.strip()]
+        listed.update(path.partition("/")[2] for path in paths)
+    return listed
 
 
 def _class_faults(suite: Suite, domain: str, found: Mapping[str, Sequence[str]]) -> list[str]:
@@ -145,11 +207,20 @@ def _differing_classes(domains: Sequence[Located]) -> list[str]:
     ]
 
 
-def _link_classes(domain: Located, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, place in domain.classes.items():
-        link, aim = folder / name, (domain.folder / place).absolute()
+def _link_images(domain: Located, folder: Path) -> None:
+    """Make links to the class folders or, if only listed files belong to them, to these files."""
+    links: dict[Path, str] = {}
+    for name, class_folder in domain.classes.items():
+        if domain.files:
+            links |= {folder / name / Path(file).name: file for file in domain.files[name]}
+        else:
+            links[folder / name] = class_folder
+    for parent in {link.parent for link in links}:
+        parent.mkdir(parents=True, exist_ok=True)
+    aim_folder = domain.folder.absolute()
+    for link, place in links.items():
+        aim = aim_folder / place
         if link.is_symlink() and link.readlink() != aim:
             link.unlink()
         if not link.is_symlink():
-            link.symlink_to(aim, target_is_directory=True)
+            link.symlink_to(aim, target_is_directory=not domain.files)

@@ -1,77 +1,20 @@
-"""The benchmark suites: one entry of `SUITES` each, with its domains, tasks and protocol."""
+"""The benchmark suites, each with its domains, tasks and protocol, and tasks that a user names."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from itertools import permutations
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
+from certvol.benchmark.suite import (
+    Domain,
+    OwnImages,
+    Suite,
+    all_pairs,
+    partial_targets,
+    partial_tasks,
+)
 from certvol.data.digits import digit_domains_exist, write_digit_domains
 from certvol.errors import UserError
 from certvol.settings import nearest
-
-Metric = Literal["accuracy", "mean_class_accuracy"]
-
-
-@dataclass(frozen=True)
-class Domain:
-    letter: str
-    """The letter of the domain in tasks such as A-W."""
-    folders: tuple[str, ...]
-    """Accepted folder names, the usual one first."""
-    images: int | None
-    """None if only the suite's `total_images` is known."""
-
-
-class OwnImages(NamedTuple):
-    """Images that certvol makes; both functions take a root and names of domains' folders."""
-
-    write: Callable[[Path, Sequence[str]], object]
-    """Writes root/<folder>/<class>/*, and skips a folder that is complete."""
-    exist: Callable[[Path, Sequence[str]], bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    name: str
-    summary: str
-    domains: tuple[Domain, ...]
-    tasks: tuple[str, ...]
-    """The tasks in the order of the published tables."""
-    classes: int
-    where: str
-    """The place to get the data from."""
-    metric: Metric = "accuracy"
-    backbone: str = "resnet50"
-    """The backbone of the published results."""
-    class_names: tuple[str, ...] = ()
-    """Empty if unknown; all domains must then have the same class folders."""
-    class_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Alternative folder name of a class -> its name in `class_names`."""
-    archive_sha256: str | None = None
-    total_images: int | None = None
-    splits: Mapping[str, str] = field(default_factory=dict)
-    """Name for `--split` -> its task."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of its runs that differ from the preset's."""
-    preset: str = "default"
-    own_images: OwnImages | None = None
-    """The functions that make the images; None if the user brings them."""
-
-    @property
-    def letters(self) -> dict[str, Domain]:
-        return {domain.letter: domain for domain in self.domains}
-
-    @property
-    def folders(self) -> str:
-        return ", ".join(f"{domain.folders[0]}/" for domain in self.domains)
-
-
-def _all_pairs(letters: str) -> tuple[str, ...]:
-    return tuple(f"{a}-{b}" for a, b in permutations(letters, 2))
-
 
 OFFICE_CLASSES = tuple(
     "back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp "
@@ -98,6 +41,28 @@ CALTECH_ALIASES = {  # `-` also stands for `_`
 VISDA_CLASSES = tuple(
     "aeroplane bicycle bus car horse knife motorcycle person plant skateboard train truck".split()
 )
+VISDA_FIRST = VISDA_CLASSES[:6]
+HOME_FIRST = tuple(  # of 65, by alphabet
+    "Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair "
+    "Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet "
+    "Flipflops Flowers Folder Fork".split()
+)
+PACS_CLASSES = tuple("dog elephant giraffe guitar horse house person".split())
+VLCS_CLASSES = tuple("bird car chair dog person".split())
+
+OFFICE_DOMAINS = (
+    Domain("A", ("amazon", "Amazon"), 2817),
+    Domain("D", ("dslr", "DSLR"), 498),
+    Domain("W", ("webcam", "Webcam"), 795),
+)
+OFFICE_TASKS = ("A-W", "D-W", "W-D", "A-D", "D-A", "W-A")
+HOME_DOMAINS = (
+    Domain("A", ("Art", "art"), 2427),
+    Domain("C", ("Clipart", "clipart"), 4365),
+    Domain("P", ("Product", "product"), 4439),
+    Domain("R", ("Real World", "Real_World", "RealWorld", "real_world", "realworld"), 4357),
+)
+VISDA_VALIDATION = Domain("validation", ("validation", "val"), 55388)
 
 _SUITES = (
     Suite(
@@ -134,12 +99,9 @@ _SUITES = (
     Suite(
         name="office-31",
         summary="office objects in shop pictures and from two cameras, 31 classes",
-        domains=(
-            Domain("A", ("amazon", "Amazon"), 2817),
-            Domain("D", ("dslr", "DSLR"), 498),
-            Domain("W", ("webcam", "Webcam"), 795),
-        ),
-        tasks=("A-W", "D-W", "W-D", "A-D", "D-A", "W-A"),
+        domains=OFFICE_DOMAINS + partial_targets(OFFICE_DOMAINS, CALTECH_CLASSES),
+        tasks=OFFICE_TASKS,
+        variants={"partial": partial_tasks(OFFICE_TASKS, CALTECH_CLASSES)},
         classes=31,
         class_names=OFFICE_CLASSES,
         where="the authors' page (Saenko et al., ECCV 2010: `domain_adaptation_images`)",
@@ -153,7 +115,7 @@ _SUITES = (
             Domain("D", ("dslr", "DSLR"), 157),
             Domain("W", ("webcam", "Webcam"), 295),
         ),
-        tasks=_all_pairs("ACDW"),
+        tasks=all_pairs("ACDW"),
         classes=10,
         class_names=CALTECH_CLASSES,
         class_aliases=CALTECH_ALIASES,
@@ -190,14 +152,19 @@ _SUITES = (
     ),
     Suite(
         name="visda-2017",
-        summary="renders to photographs, 12 classes; --split validation or test",
+        summary="renders to photographs, 12 classes",
         domains=(
             Domain("synthetic", ("train", "synthetic"), 152397),
-            Domain("validation", ("validation", "val"), 55388),
+            VISDA_VALIDATION,
             Domain("test", ("test",), 72372),
+            *partial_targets([VISDA_VALIDATION], VISDA_FIRST),
         ),
         tasks=("synthetic-test",),
-        splits={"test": "synthetic-test", "validation": "synthetic-validation"},
+        variants={
+            "test": ("synthetic-test",),
+            "validation": ("synthetic-validation",),
+            "partial": partial_tasks(["synthetic-validation"], VISDA_FIRST),
+        },
         classes=12,
         class_names=VISDA_CLASSES,
         metric="mean_class_accuracy",
@@ -209,15 +176,60 @@ _SUITES = (
     Suite(
         name="office-home",
         summary="household and office objects in four styles, 65 classes",
-        domains=(
-            Domain("A", ("Art", "art"), 2427),
-            Domain("C", ("Clipart", "clipart"), 4365),
-            Domain("P", ("Product", "product"), 4439),
-            Domain("R", ("Real World", "Real_World", "RealWorld", "real_world", "realworld"), 4357),
-        ),
-        tasks=_all_pairs("ACPR"),
+        domains=HOME_DOMAINS + partial_targets(HOME_DOMAINS, HOME_FIRST),
+        tasks=all_pairs("ACPR"),
+        variants={"partial": partial_tasks(all_pairs("ACPR"), HOME_FIRST)},
         classes=65,
         where="the authors' page (Venkateswara et al., CVPR 2017)",
+    ),
+    Suite(
+        name="domainnet",
+        summary="drawings, paintings and photographs in six domains, 345 classes",
+        domains=(
+            Domain("C", ("clipart",), None),
+            Domain("I", ("infograph",), None),
+            Domain("P", ("painting",), None),
+            Domain("Q", ("quickdraw",), None),
+            Domain("R", ("real",), None),
+            Domain("S", ("sketch",), None),
+        ),
+        tasks=all_pairs("CPRS"),
+        variants={"all": all_pairs("CIPQRS")},
+        classes=345,
+        backbone="resnet101",
+        where="the authors' page (Peng et al., ICCV 2019: DomainNet, cleaned version, with the "
+        "lists of its files)",
+        total_images=586_575,
+        file_lists=("{}_train.txt", "{}_test.txt"),
+        settings={"model.backbone": "resnet101.tv_in1k"},
+    ),
+    Suite(
+        name="pacs",
+        summary="photographs, paintings, cartoons and sketches, 7 classes",
+        domains=(
+            Domain("A", ("art_painting", "art"), 2048),
+            Domain("C", ("cartoon",), 2344),
+            Domain("P", ("photo",), 1670),
+            Domain("S", ("sketch",), 3929),
+        ),
+        tasks=all_pairs("ACPS"),
+        classes=7,
+        class_names=PACS_CLASSES,
+        where="the authors' page (Li et al., ICCV 2017)",
+    ),
+    Suite(
+        name="vlcs",
+        summary="photographs of four older data sets, 5 classes",
+        domains=(
+            Domain("C", ("Caltech101", "CALTECH"), None),
+            Domain("L", ("LabelMe", "LABELME"), None),
+            Domain("S", ("SUN09", "SUN"), None),
+            Domain("V", ("VOC2007", "PASCAL"), None),
+        ),
+        tasks=all_pairs("CLSV"),
+        classes=5,
+        class_names=VLCS_CLASSES,
+        where="the images of Fang et al. (ICCV 2013), sorted into class folders as DomainBed does",
     ),
 )
 SUITES = {suite.name: suite for suite in _SUITES}
@@ -230,22 +242,21 @@ def find_suite(name: str) -> Suite:
     return SUITES[name]
 
 
-def find_tasks(suite: Suite, asked: Sequence[str] | None, split: str | None) -> list[str]:
-    """Return the tasks to run: those asked for, the split's, or all of the suite's."""
-    if split is not None:
-        known = ", ".join(suite.splits)
-        if not suite.splits:
-            raise UserError(f"{suite.name} has no splits; use --tasks instead of --split")
-        if split not in suite.splits:
-            hint = nearest(split, list(suite.splits))
-            raise UserError(f"{suite.name} has no split `{split}`{hint} (splits: {known})")
+def find_tasks(suite: Suite, asked: Sequence[str] | None, variant: str | None) -> list[str]:
+    """Return the tasks to run: those asked for, the variant's, or the suite's usual ones."""
+    if variant is not None:
+        known = ", ".join(suite.variants)
+        if not suite.variants:
+            raise UserError(f"{suite.name} has no variants; use --tasks instead of --variant")
+        if variant not in suite.variants:
+            hint = nearest(variant, list(suite.variants))
+            raise UserError(f"{suite.name} has no variant `{variant}`{hint} (variants: {known})")
         if asked is not None:
-            raise UserError("give --tasks or --split, not both")
-        return [suite.splits[split]]
+            raise UserError("give --tasks or --variant, not both")
+        return list(suite.variants[variant])
     tasks = list(suite.tasks) if asked is None else list(dict.fromkeys(asked))
     for task in tasks:
-        source, _, target = task.partition("-")
-        if source == target or not {source, target} <= set(suite.letters):
+        if suite.domains_of(task) is None:
             known = ", ".join(f"{d.letter} {d.folders[0]}" for d in suite.domains)
             raise UserError(
                 f"{suite.name} has no task `{task}`; give SOURCE-TARGET of two domains ({known})"
@@ -258,13 +269,14 @@ def describe(suite: Suite) -> str:
     published = "backbone" if suite.own_images else "published with"
     lines = [
         ("tasks", " ".join(suite.tasks)),
-        *(("", f"--split {name}: {task}") for name, task in suite.splits.items()),
+        *(("", f"--variant {name}: {' '.join(own)}") for name, own in suite.variants.items()),
         ("metric", f"{suite.metric.replace('_', ' ')}; {published} {suite.backbone}"),
         ("classes", str(suite.classes)),
     ]
     for number, domain in enumerate(suite.domains):
         first, *others = domain.folders
         about = [f"{domain.images:,} images"] if domain.images is not None else []
+        about += [f"{len(domain.classes)} classes"] if domain.classes else []
         about += [f"or folder {' or '.join(others)}"] if others else []
         words = f" ({'; '.join(about)})" if about else ""
         lines.append(("" if number else "domains", f"{domain.letter} {first}{words}"))

@@ -8,7 +8,7 @@ from certvol.benchmark import claims, ranking, significance
 from certvol.benchmark.published import published_losses, published_rows
 from certvol.benchmark.results import DONE, Result
 from certvol.benchmark.significance import rank_correlation, sign_flip_p, tasks_p
-from certvol.benchmark.suites import Suite
+from certvol.benchmark.suite import Suite
 from certvol.benchmark.table_formats import Cell, Row, Table, mean_and_deviation
 from certvol.progress import percent
 from certvol.scores.validators import VALIDATORS
@@ -80,7 +80,7 @@ def accuracy_table(
     A run measures the classes of the delivered model only; a table by task shows the last cycle's.
     """
     by_class = suite.metric == "mean_class_accuracy"
-    names, column = (suite.class_names, "delivered") if by_class else (tasks, "last")
+    names, column = (suite.classes_of(tasks[0]), "delivered") if by_class else (tasks, "last")
     done = [result for result in done if result.task in tasks]
     rows, notes = [], [_seeds_note(done, methods, tasks)]
     for method in methods:
@@ -101,8 +101,7 @@ def accuracy_table(
                 f"cycle's in {', '.join(runs)}{more}. This table shows the {column} one."
             )
     notes += _validator_notes(done, methods, validator)
-    is_published = not by_class or tasks[0] in suite.tasks
-    theirs, their_notes = published_rows(suite, names) if is_published else ([], [])
+    theirs, their_notes = published_rows(suite, names, tasks[0] if by_class else None)
     chosen = f"chosen by validator ({validator})"
     columns = ["backbone", "checkpoint", *names, "mean" if by_class else AVERAGE, chosen, ORACLE]
     of = f", {tasks[0]}: accuracy per class" if by_class else ": target accuracy"

@@ -10,7 +10,7 @@ from certvol.errors import UserError
 from certvol.progress import Reporter
 
 HELP = "run every task of a benchmark by several methods and seeds; write tables"
-AS_GIVEN = ("suite", "split", "preset", "vary", "baseline", "workers", "ray", "gpu_share")
+AS_GIVEN = ("suite", "variant", "preset", "vary", "baseline", "workers", "ray", "gpu_share")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names = "such as basic,cvp,cvp@method.samples_weight=0 (default: %(default)s)"
     parser.add_argument("--methods", default="source_only,basic,cvp", metavar="NAMES", help=names)
     parser.add_argument("--tasks", metavar="TASKS", help="such as A-W,W-A (default: all)")
-    parser.add_argument("--split", metavar="NAME", help="of visda-2017: validation or test")
+    variant = "a group of its tasks, such as partial (see `certvol list suites`)"
+    parser.add_argument("--variant", "--split", metavar="NAME", help=variant)
     parser.add_argument("--seeds", default="0", metavar="NUMBERS", help="such as 0,1,2")
     vary = "SETTING=VALUES: add a row per value and a figure; repeatable"
     parser.add_argument("--vary", action="append", default=[], metavar="VALUES", help=vary)

@@ -1,0 +1,103 @@
+"""A benchmark suite: its domains, tasks and protocol, and how its tasks are written."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Metric = Literal["accuracy", "mean_class_accuracy"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    letter: str
+    """The letter of the domain in tasks such as A-W."""
+    folders: tuple[str, ...]
+    """Accepted folder names, the usual one first."""
+    images: int | None
+    """None if only the suite's `total_images` is known."""
+    classes: tuple[str, ...] = ()
+    """The classes of a partial target, which shares its folder with the whole domain; or empty."""
+
+
+class OwnImages(NamedTuple):
+    """Images that certvol makes; both functions take a root and names of domains' folders."""
+
+    write: Callable[[Path, Sequence[str]], object]
+    """Writes root/<folder>/<class>/*, and skips a folder that is complete."""
+    exist: Callable[[Path, Sequence[str]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    name: str
+    summary: str
+    domains: tuple[Domain, ...]
+    tasks: tuple[str, ...]
+    """The tasks in the order of the published tables."""
+    classes: int
+    where: str
+    """The place to get the data from."""
+    metric: Metric = "accuracy"
+    backbone: str = "resnet50"
+    """The backbone of the published results."""
+    class_names: tuple[str, ...] = ()
+    """Empty if unknown; all domains must then have the same class folders."""
+    class_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Alternative folder name of a class -> its name in `class_names`."""
+    archive_sha256: str | None = None
+    total_images: int | None = None
+    file_lists: tuple[str, ...] = ()
+    """Names, with `{}` for a domain's folder, of lists of the files that count, in the root."""
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name for `--variant` -> its tasks."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its runs that differ from the preset's."""
+    preset: str = "default"
+    own_images: OwnImages | None = None
+    """The functions that make the images; None if the user brings them."""
+
+    @property
+    def letters(self) -> dict[str, Domain]:
+        return {domain.letter: domain for domain in self.domains}
+
+    @property
+    def folders(self) -> str:
+        whole = [domain for domain in self.domains if not domain.classes]
+        return ", ".join(f"{domain.folders[0]}/" for domain in whole)
+
+    @property
+    def all_tasks(self) -> list[str]:
+        """The tasks of the suite and of all its variants."""
+        return list(dict.fromkeys([*self.tasks, *(t for v in self.variants.values() for t in v)]))
+
+    def domains_of(self, task: str) -> tuple[str, str] | None:
+        """Return the letters of a task's source and target; None if the suite has no such task."""
+        source, _, target = task.partition("-")
+        known = self.letters
+        if source not in known or target not in known or known[source].classes:
+            return None
+        return None if known[source].folders == known[target].folders else (source, target)
+
+    def classes_of(self, task: str) -> tuple[str, ...]:
+        """Return the names of the classes that a task's target has; empty if unknown."""
+        known = self.domains_of(task)
+        return (self.letters[known[1]].classes if known else ()) or self.class_names
+
+
+def all_pairs(letters: str) -> tuple[str, ...]:
+    return tuple(f"{a}-{b}" for a, b in permutations(letters, 2))
+
+
+def partial_targets(domains: Sequence[Domain], classes: Sequence[str]) -> tuple[Domain, ...]:
+    """Return the domains with some of their classes only: `W10` is `W` with ten."""
+    kept = tuple(classes)
+    return tuple(
+        replace(domain, letter=f"{domain.letter}{len(kept)}", images=None, classes=kept)
+        for domain in domains
+    )
+
+
+def partial_tasks(tasks: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{task}{len(classes)}" for task in tasks)
