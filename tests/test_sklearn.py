@@ -128,6 +128,18 @@ def test_adaptation_helps_on_a_target_that_was_moved(cls: type) -> None:
     assert adapted.score(TARGET, TRUE) > 0.85
 
 
+@pytest.mark.parametrize("cls", [CVPClassifier, BasicClassifier])
+def test_every_rule_labels_the_target_in_its_own_way(cls: type) -> None:
+    given = {"standardize": "domain", "pretrain_steps": 100}
+    models = {
+        rule: quick(cls, pseudo_labels=rule, **given).fit(X, Y)
+        for rule in ("argmax", "cluster", "lame", "propagate", "mc_dropout")
+    }
+    assert cls().pseudo_labels == "cluster"
+    assert all(model.score(TARGET, TRUE) > 0.85 for model in models.values())
+    assert not equal(models["argmax"].weights_, models["cluster"].weights_)
+
+
 @pytest.mark.parametrize("cls", ESTIMATORS)
 def test_labels_may_be_names(cls: type) -> None:
     names = np.array(["ant", "bee", "cat"])
@@ -224,6 +236,7 @@ WRONG: dict[str, list[Any]] = {
     "learning_rate": [0, -0.1, NAN, float("inf"), "fast"],
     "momentum": [-0.1, 1.0, NAN],
     "weight_decay": [-1, NAN],
+    "pseudo_labels": ["kmeans", None, 3],
     "device": ["gpu", 1.5, None, "meta", "cuda:99"],
     "random_state": ["seed"],
     "ridge": [0, -1, NAN, None],

@@ -21,6 +21,7 @@ from certvol.predict.forward import Outputs, run_batches
 from certvol.randomness import torch_seed
 from certvol.settings import Config, DataConfig, ModelConfig, TrainingConfig, settings_of
 from certvol.sklearn._rows import Labels, TargetClassifier, check_size, declared
+from certvol.training.pseudo_labels import discover
 from certvol.training.trainer import Task, Trainer
 
 # The default learning rate is RATE over the mean squared length of a row, at most LARGEST_RATE. Of
@@ -28,6 +29,8 @@ from certvol.training.trainer import Task, Trainer
 # features).
 RATE, LARGEST_RATE = 4.0, 0.1
 PREDICT_ROWS = 4096
+SETTLED = 0.005  # training ends early once labels by a rule that compares rows hardly change
+BY_CLASSIFIER = ("argmax", "mc_dropout")  # rules that label each row by itself
 LARGEST_TRAINED = 1e15  # the sum of squares still fits into float32, in which training computes
 
 
@@ -37,10 +40,20 @@ class _NetworkClassifier(TargetClassifier):
     _name: ClassVar[str]
     _method: ClassVar[type[AdaptationMethod]]
 
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        rules = discover()
+        if self.pseudo_labels not in rules:
+            known = ", ".join(map(repr, rules))
+            raise ValueError(
+                f"`pseudo_labels` should be one of {known}, found {self.pseudo_labels!r}"
+            )
+
     def _config(self, dim: int, seed: int, learning_rate: float) -> Config:
         given = {**self.get_params(deep=False), "seed": seed, "learning_rate": learning_rate}
         given |= {"backbone": f"features-{dim}", "train": "head", "classifier_layers": 1}
         given["head_rate"] = 1.0  # the learning rate follows from the rows
+        given["settled"] = 0.0 if self.pseudo_labels in BY_CLASSIFIER else SETTLED
 
         def filled(section: type) -> Any:
             names = [each.name for each in settings_of(section)]
@@ -116,6 +129,9 @@ class CVPClassifier(_NetworkClassifier):
     adapter : whether a residual layer, initialised to the identity, moves the features
     pretrain_steps, cycles, cycle_steps, batch_size : the two phases, as in `certvol adapt`
     learning_rate : None for 4 over the mean squared length of a row, at most 0.1
+    pseudo_labels : the rule that labels the target: 'argmax' (by the classifier), 'cluster', 'lame'
+        or 'propagate' (these compare rows with each other), or 'mc_dropout' (by the classifier,
+        averaged over passes with dropout)
     target_prior : how often each class occurs in the target: 'unknown', 'balanced', 'source' (as
         among the source rows) or a dict of class and share, which leaves absent classes out
     device : 'cpu', 'cuda', 'cuda:N' or 'auto'
@@ -139,6 +155,7 @@ class CVPClassifier(_NetworkClassifier):
         cycle_steps: int = 20,
         batch_size: int = 128,
         learning_rate: float | None = None,
+        pseudo_labels: str = "cluster",
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         target_prior: Any = "unknown",
@@ -173,6 +190,7 @@ class BasicClassifier(_NetworkClassifier):
         cycle_steps: int = 20,
         batch_size: int = 128,
         learning_rate: float | None = None,
+        pseudo_labels: str = "cluster",
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         target_prior: Any = "unknown",
