@@ -237,6 +237,7 @@ WRONG: dict[str, list[Any]] = {
     "momentum": [-0.1, 1.0, NAN],
     "weight_decay": [-1, NAN],
     "pseudo_labels": ["kmeans", None, 3],
+    "target_prior": ["even", None, 3],
     "device": ["gpu", 1.5, None, "meta", "cuda:99"],
     "random_state": ["seed"],
     "ridge": [0, -1, NAN, None],

@@ -5,6 +5,7 @@ They use `flock`, because the cache needs shared locks and the `filelock` packag
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -145,3 +146,8 @@ def output_file(path: Path) -> Iterator[IO[bytes]]:
     place.parent.mkdir(parents=True, exist_ok=True)
     with replaced(place) as file:
         yield file
+
+
+def fingerprint_of(*parts: bytes) -> str:
+    """Return a hash of all parts, one after another."""
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()

@@ -40,6 +40,7 @@ def settings_for(backbone: Path, **changed: Any) -> dict[str, Any]:
         "training__cycles": 4,
         "guard__trial_cycles": 2,
         "model__norm": "auto",
+        "model__train": "all",
         **changed,
     }
     return tiny(model__weights=str(backbone), **given)

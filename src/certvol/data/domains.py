@@ -1,6 +1,5 @@
 """Open both domains' images in an order that follows from their content, not from their names."""
 
-import hashlib
 import os
 import warnings
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from certvol.data.cache import PixelCache, open_cache
 from certvol.data.folders import Listing, labels_of, name_some, no_images_in, printable, scan
 from certvol.errors import UserError
+from certvol.files import fingerprint_of
 from certvol.progress import Progress
 from certvol.settings import DataConfig
 
@@ -70,7 +70,7 @@ def open_source(
         classes=[classes[i] for i in kept],
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures + stray),
-        fingerprint=fingerprint_of(cache.hashes[order], labels[order]),
+        fingerprint=fingerprint_of(cache.hashes[order].tobytes(), labels[order].tobytes()),
         hashes=cache.hashes[order],
     )
 
@@ -89,7 +89,7 @@ def open_target(
         rows=order,
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures),
-        fingerprint=fingerprint_of(cache.hashes[order]),
+        fingerprint=fingerprint_of(cache.hashes[order].tobytes()),
         hashes=cache.hashes[order],
     )
 
@@ -100,11 +100,6 @@ def sort_keys(
     """Split each hash into two numbers for `lexsort`, the less significant first."""
     halves = np.ascontiguousarray(hashes).view(">u8").astype(np.uint64)
     return halves[:, 1], halves[:, 0]
-
-
-def fingerprint_of(*parts: npt.NDArray[np.generic]) -> str:
-    content = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _open(listing: Listing, size: int, config: DataConfig, progress: Progress | None) -> PixelCache:

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from certvol.data.decoding import HASH_BYTES
-from certvol.data.domains import fingerprint_of, sort_keys
+from certvol.data.domains import sort_keys
 from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError, first_line
-from certvol.files import output_file
+from certvol.files import fingerprint_of, output_file
 
 SUFFIX = ".npz"
 Place = str | os.PathLike[str]
@@ -73,7 +73,7 @@ def open_target_features(path: Place) -> TargetFeatures:
     hashes = row_hashes(features)
     order = np.lexsort(sort_keys(hashes))
     names = [paths[i] for i in order]
-    return TargetFeatures(features, order, names, fingerprint_of(hashes[order]), about)
+    return TargetFeatures(features, order, names, fingerprint_of(hashes[order].tobytes()), about)
 
 
 def open_source_features(path: Place) -> SourceFeatures:
@@ -90,7 +90,7 @@ def open_source_features(path: Place) -> SourceFeatures:
     labels = numbers.astype(np.int64)
     hashes = row_hashes(features)
     order = np.lexsort((*sort_keys(hashes), labels))
-    fingerprint = fingerprint_of(hashes[order], labels[order])
+    fingerprint = fingerprint_of(hashes[order].tobytes(), labels[order].tobytes())
     names = [paths[i] for i in order]
     return SourceFeatures(features, order, names, fingerprint, about, labels[order], list(classes))
 

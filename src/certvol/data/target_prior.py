@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from certvol.data.domains import fingerprint_of
 from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError
+from certvol.files import fingerprint_of
 from certvol.progress import percent
 from certvol.settings import DataConfig, nearest
 
@@ -44,7 +44,7 @@ class TargetPrior:
     @property
     def fingerprint(self) -> str:
         shares_C = np.empty(0) if self.shares_C is None else self.shares_C
-        return fingerprint_of(self.allowed_C, shares_C)
+        return fingerprint_of(self.allowed_C.tobytes(), shares_C.tobytes())
 
     @property
     def classes_expected(self) -> float | None:

@@ -18,6 +18,7 @@ from certvol.training.pseudo_labels._space import (
     comparable_rows,
     whitening,
 )
+from certvol.training.pseudo_labels.cluster import Rule, anchored_clusters
 
 RULES = discover()
 WHOLE = [name for name, rule in RULES.items() if rule.labels_whole_target]
@@ -105,6 +106,21 @@ def test_a_class_without_images_gets_no_cluster() -> None:
     survey, _ = make_survey([40, 40, 0, 0, 0], noise=1.2)
     assert set(survey.probabilities_NC.argmax(dim=1).tolist()) == set(range(5))
     assert set(make_rule("cluster").label_target(survey).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("in_use", "expected"), [(8, 0), (2, 1)])
+def test_the_classifier_has_more_of_a_say_the_fewer_classes_are_in_use(
+    in_use: int, expected: int
+) -> None:
+    """An image is closer to the cluster of class 0; the classifier says 1."""
+    labels_N = torch.arange(in_use).repeat_interleave(20)
+    opinion_NC = 0.93 * F.one_hot(labels_N, 8) + 0.01
+    between_1C = torch.tensor([[0.3, 0.6, 0.02, 0.02, 0.02, 0.02, 0.01, 0.01]])
+    unit_1D = F.normalize(torch.tensor([[1.0, 0.9, 0, 0, 0, 0, 0, 0]]), dim=1)
+    units_ND = torch.cat([torch.eye(8)[labels_N], unit_1D])
+    found_N = anchored_clusters(units_ND, torch.cat([opinion_NC, between_1C]), Rule.Config())
+    assert found_N[:-1].tolist() == labels_N.tolist()
+    assert int(found_N[-1]) == expected
 
 
 def test_without_dropping_and_votes_clustering_is_plain_kmeans() -> None:

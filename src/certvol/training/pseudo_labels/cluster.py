@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.methods._base import Survey
+from certvol.scores.validators import effective_number
 from certvol.settings import setting
 from certvol.training.pseudo_labels._comparing import ComparingRule
 from certvol.training.pseudo_labels._graph import smooth
@@ -33,7 +34,8 @@ class Rule(ComparingRule):
         vote: float = setting(
             0.02,
             at_least=0,
-            help="Weight of the classifier's log-probability against the cosine to a cluster.",
+            help="Weight of the classifier's log-probability against the cosine to a cluster, if "
+            "all classes are in use; with half of them in use it is four times that.",
         )
         drop_below: float = setting(
             0.1,
@@ -55,10 +57,11 @@ def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config)
     few = config.drop_below * count / num_classes
     labels_N = opinion_NC.argmax(dim=1)
     sizes_C = torch.bincount(labels_N, minlength=num_classes)
+    vote = config.vote * (num_classes / effective_number(sizes_C.cpu().numpy())) ** 2
     in_use_C = sizes_C > few
     if not in_use_C.any():
         in_use_C = sizes_C == sizes_C.max()
-    vote_NC = config.vote * opinion_NC.clamp(min=MIN_PROBABILITY).log()
+    vote_NC = vote * opinion_NC.clamp(min=MIN_PROBABILITY).log()
     shares_NC = opinion_NC * in_use_C
     centres_CD = F.normalize(shares_NC.T @ units_ND, dim=1)
     for _ in range(config.rounds):
