@@ -49,7 +49,7 @@ def test_the_files_of_a_run_are_described() -> None:
 
 
 def test_prose_cannot_become_markup_but_code_stays() -> None:
-    assert site_reference.prose("a * b_c <d> `e_f*`") == r"a \* b\_c \<d\> `e_f*`"
+    assert site_reference.prose("a * b_c <d> `e_f*`") == r"a \* b\_c &lt;d\> `e_f*`"
     assert r"\|" in site_reference.table(["x"], [["a|b"]])
 
 

@@ -56,9 +56,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def prose(text: str) -> str:
     """Escape what Markdown would take for markup, except in `code`."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([*_<>\[\]|])", r"\\\1", part) for part in parts
-    )
+    return "".join(part if part.startswith("`") else _escaped(part) for part in parts)
+
+
+def _escaped(text: str) -> str:
+    """Escape markup. A backslash before `<` would be shown."""
+    return re.sub(r"([*_>\[\]|])", r"\\\1", text).replace("<", "&lt;")
 
 
 def code(text: str) -> str:
