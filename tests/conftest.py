@@ -1,10 +1,18 @@
 """Fixtures for all tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.images import write_domain
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(autouse=True)

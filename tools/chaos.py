@@ -22,7 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos_runs import TRIAL_CYCLES, Process, Setup, Subject, Unexpected, write_images
+from chaos_runs import (
+    CONFIGURATIONS,
+    TRIAL_CYCLES,
+    Process,
+    Setup,
+    Subject,
+    Unexpected,
+    write_images,
+)
 
 PHASES = ("start-up", "cache", "pretrain", "trial", "adapt", "prediction")
 SHARES = dict(zip(("any", *PHASES), (2, 1, 1, 2, 4, 3, 2), strict=True))
@@ -277,9 +285,9 @@ def one_chain(
         if left := [str(path.relative_to(subject.run)) for path in subject.run.rglob("*.part")]:
             raise Unexpected(f"left behind: {', '.join(left)}")
     except Unexpected as problem:
-        return Chain(name, setup.method, kills, f"{problem} (kept in {subject.run})")
+        return Chain(name, setup.name, kills, f"{problem} (kept in {subject.run})")
     subject.clear()
-    return Chain(name, setup.method, kills, "")
+    return Chain(name, setup.name, kills, "")
 
 
 @dataclass(frozen=True)
@@ -301,10 +309,10 @@ def chaos(
 
     def of_method(place: int) -> list[Chain]:
         setup, kills = Setup(root, methods[place]), share + (place < more)
-        rng, chains, done = random.Random(f"{plan.seed} {setup.method}"), list[Chain](), 0
+        rng, chains, done = random.Random(f"{plan.seed} {setup.name}"), list[Chain](), 0
         reference = undisturbed(setup) if kills else None
         while reference is not None and done < kills:
-            name = f"{setup.method} {len(chains) + 1}"
+            name = f"{setup.name} {len(chains) + 1}"
             most = min(rng.randint(*plan.per_chain), kills - done)
             chain = one_chain(setup, reference, rng, name, most)
             chains.append(chain)
@@ -363,8 +371,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", default=",".join(discover()), help="default: all")
-    parser.add_argument("--jobs", type=int, default=1, help="methods at a time")
+    names = [*discover(), *CONFIGURATIONS]
+    parser.add_argument("--methods", default=",".join(names), help="default: all, in all ways")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, help="put the summary between this page's markers")
     options = parser.parse_args()
     root, started = Path(tempfile.mkdtemp(prefix="certvol-chaos-")), time.monotonic()

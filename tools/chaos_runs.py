@@ -33,6 +33,35 @@ METHOD_SETTINGS: dict[str, dict[str, object]] = {
     "rsda_dann": {"method.rounds": 2},  # three stages of two cycles each
     "rsda_mstn": {"method.rounds": 2},
 }
+# Further configurations: name -> (method, settings). A name without an entry is that method's.
+CONFIGURATIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "cvp+bf16": ("cvp", {"training.precision": "bf16"}),
+    "cvp+teacher": ("cvp", {"training.teacher": 0.9}),
+    "cvp+mc_dropout": (
+        "cvp",
+        {
+            "training.pseudo_labels": "mc_dropout",
+            "training.label_view": "augmented",
+            "training.mc_passes": 4,
+        },
+    ),
+    "basic+dsbn+plain": ("basic", {"model.norm": "dsbn", "training.batches": "plain"}),
+    "cvp+last_block": ("cvp", {"model.train": "last_block"}),
+    "cvp+ensv": ("cvp", {"guard.select": "ensv", "training.settled": 0}),
+    "cvp+features": ("cvp", {"source": "source.npz", "target": "target.npz"}),
+    "cvp+frozen+views": ("cvp", {"model.train": "head", "data.views": 3}),
+    "rsda_mstn+teacher": ("rsda_mstn", {"training.teacher": 0.9}),
+    "can+share": ("can", {"training.labelling_share": 0.5}),
+    "cvp+guard_back": (
+        "cvp",
+        {
+            "guard.action": "back",
+            "guard.spread": 1.2,  # every cycle looks collapsed
+            "model.norm": "mixed",
+            "training.settled": 0,
+        },
+    ),
+}
 NOT_COMPARED = (  # given by the user, or about time and place
     "config.yaml environment.json timing.jsonl warnings.jsonl report.html lock checkpoint".split()
 )
@@ -57,20 +86,27 @@ def words_of(settings: dict[str, object]) -> list[str]:
 
 
 def write_images(root: Path) -> None:
-    """Write a source and a target of 120 images each."""
+    """Write a source and a target of 120 images each, and two files of features."""
     sys.path.insert(0, str(TESTS))
+    import numpy as np
+
     from support.images import write_domain
 
     write_domain(root / "source", per_class=40)
     write_domain(root / "target", per_class=40, shift=20, seed=1)
+    rng, labels_N = np.random.default_rng(0), np.arange(120) % 3
+    for name, shift in (("source", 0.0), ("target", 0.5)):
+        features_ND = 2 * np.eye(16)[labels_N] + shift + rng.normal(size=(120, 16))
+        np.savez(root / f"{name}.npz", features=features_ND, labels=labels_N)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of one method share: images and settings."""
+    """What all runs of one configuration share: images and settings."""
 
     root: Path
-    method: str
+    name: str
+    """A method, or one of the `CONFIGURATIONS`."""
     settings: dict[str, object] = field(default_factory=lambda: dict(SETTINGS))
 
     @property
@@ -81,9 +117,18 @@ class Setup:
     def target(self) -> Path:
         return self.root / "target"
 
+    def words(self, out: Path) -> list[str]:
+        """Return the arguments of `certvol adapt` for a run of this configuration."""
+        method, further = CONFIGURATIONS.get(self.name, (self.name, {}))
+        given: dict[str, object] = {"source": "source", "target": "target", "method": method}
+        given |= {**self.settings, **METHOD_SETTINGS.get(method, {}), **further}
+        for domain in ("source", "target"):
+            given[domain] = self.root / str(given[domain])
+        return words_of({**given, "out": out})
+
     def subject(self, name: str) -> "Subject":
         """Return a run that has not begun, with a cache of its own."""
-        run = self.root / f"{self.method}-{name}"
+        run = self.root / f"{self.name}-{name}"
         return Subject(self, run, run.with_name(f"{run.name}.cache"))
 
 
@@ -96,9 +141,7 @@ class Subject:
     cache: Path
 
     def first_words(self) -> list[str]:
-        given = {"source": self.setup.source, "target": self.setup.target, "out": self.run}
-        method = {"method": self.setup.method, **METHOD_SETTINGS.get(self.setup.method, {})}
-        return ["adapt", *words_of({**given, **self.setup.settings, **method})]
+        return ["adapt", *self.setup.words(self.run)]
 
     def next_words(self) -> list[str]:
         """Return what a user would type: start a run that has not begun, resume any other."""

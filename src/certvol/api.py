@@ -25,6 +25,7 @@ from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import read_about, write_tensors
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
+from certvol.runs.origin import origin_of
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import read_metrics, write_text
 from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve
@@ -72,6 +73,7 @@ def adapt(
     out: str | Path | None = None,
     *,
     resume: str | Path | None = None,
+    accept_changes: bool = False,
     preset: str | None = None,
     config: str | Path | None = None,
     reporter: Reporter | None = None,
@@ -81,7 +83,8 @@ def adapt(
     """Pretrain, adapt and predict, and write everything to the folder `out`.
 
     Settings are given by section: `adapt(S, T, out="run", training={"cycles": 40},
-    method={"name": "basic"})`. `resume` continues a run that was stopped, and takes nothing else.
+    method={"name": "basic"})`. `resume` continues a run that was stopped, with the settings that it
+    began with. If its config.yaml was edited, `accept_changes` continues with the new ones.
     """
     reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
@@ -89,7 +92,9 @@ def adapt(
             raise UserError(
                 "--resume continues a run with its own settings; give no other options with it"
             )
-        return _resume(RunFolder(resume), reporter, stop_signal)
+        return _resume(RunFolder(resume), reporter, stop_signal, accept_changes)
+    if accept_changes:
+        raise UserError("--accept-changes is for --resume: a new run has no earlier settings")
     folders = {"data.source": source, "data.target": target}
     given = {name: str(folder) for name, folder in folders.items() if folder is not None}
     resolved = resolve_settings(preset, config, {**flatten(settings, "settings"), **given})
@@ -113,11 +118,14 @@ def adapt(
     run.create()
     with run.lock():
         write_text(run.config, job.config.to_yaml())
-        run.write_json(run.environment, describe_environment(device))
+        origin = {"origin": origin_of(str(resolved.data.target))}
+        run.write_json(run.environment, describe_environment(device) | origin)
         return _run_to_end(job)
 
 
-def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
+def _resume(
+    run: RunFolder, reporter: Reporter, stop_signal: StopSignal, accept_changes: bool
+) -> Run:
     if not run.holds_a_run:
         raise UserError(
             f"{run.path} holds no run (config.yaml is missing); start one with --source, --target "
@@ -141,7 +149,9 @@ def _resume(run: RunFolder, reporter: Reporter, stop_signal: StopSignal) -> Run:
     run = RunFolder(run.path, writes=team.main)
     with run.lock() if team.main else nullcontext():
         run.note_resumption(describe_environment(device))
-        return _run_to_end(Job(run, config, reporter, stop_signal, team, device))
+        job = Job(run, config, reporter, stop_signal, team, device)
+        job.accepts_changes = accept_changes
+        return _run_to_end(job)
 
 
 def _run_to_end(job: Job) -> Run:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.device import pick_device
+from certvol.progress import place_in_team
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ class Team:
 def join_team(device_name: str) -> tuple[Team, torch.device]:
     """Return the team that torchrun's environment variables describe, and this process's device."""
     device = pick_device(device_name)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if place_in_team()[1] == 1:
         return Team(), device
     if device.type == "cuda":
         device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,25 @@ from certvol.errors import UserError
 LONGEST_STEM = 40  # characters of a name that its temporary file keeps
 LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.part$")
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Replace `~` and `~name` at the beginning of a path; UserError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        shown = os.fspath(path).partition(os.sep)[0]
+        raise UserError(
+            f"{shown} in {os.fspath(path)} is no user's home folder; write the path in full, or "
+            f"`./{shown}` for a folder of that name"
+        ) from None
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe or a device, which may have no end or never begin."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
 
 
 def flock(file: int, kind: int) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from certvol.errors import UserError
+
 
 class Progress(Protocol):
     """A progress bar for a long piece of work."""
@@ -53,6 +55,26 @@ class StopSignal:
 def cpu_seconds() -> float:
     """Return the processor time of this process, its threads and its ended children so far."""
     return sum(os.times()[:4])
+
+
+def place_in_team() -> tuple[int, int]:
+    """Return this process's number, and how many torchrun started; (0, 1) without torchrun."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
+        return 0, 1
+    names = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    if (missing := next((name for name in names if not os.environ.get(name)), None)) is not None:
+        raise UserError(
+            f"WORLD_SIZE is {size[:20]}, but {missing} is not set; start several processes with "
+            "torchrun, or unset WORLD_SIZE"
+        )
+    rank = os.environ["RANK"]
+    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
+        raise UserError(
+            f"RANK {rank[:20]} and WORLD_SIZE {size[:20]} are no place among processes; start "
+            "several with torchrun, or unset both"
+        )
+    return int(rank), int(size)
 
 
 def duration(seconds: float) -> str:

@@ -44,7 +44,7 @@ def test_an_unreachable_address_is_reported_at_once(
         RayPool(address, 1, 1.0)
 
 
-def test_a_job_returns_its_failure_and_raises_if_its_process_dies(
+def test_a_job_returns_its_failure_and_is_tried_again_if_its_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
@@ -52,5 +52,19 @@ def test_a_job_returns_its_failure_and_raises_if_its_process_dies(
     outcome = ray_pool.run_job(job)
     assert (outcome.status, outcome.code, outcome.reason) == ("failed", 2, "no")
     monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", "kill -9 $$"])
-    with pytest.raises(ChildProcessError, match="SIGKILL"):
-        ray_pool.run_job(job)
+    outcome = ray_pool.run_job(job)
+    assert (outcome.status, outcome.reason) == ("died", "killed by SIGKILL, 3 times")
+
+
+def test_a_killed_attempt_counts_in_the_time_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
+    first = f"{tmp_path}/first"
+    script = (
+        f"test -e {first} && echo certvol: no >&2 && exit 2; touch {first}; sleep 1; kill -9 $$"
+    )
+    monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", script])
+    outcome = ray_pool.run_job(job)
+    assert outcome.status == "failed"
+    assert outcome.seconds > 1

@@ -91,6 +91,25 @@ def test_the_key_differs_for_other_content_with_the_same_names_sizes_and_times(
     assert keys[0] != keys[1]
 
 
+def test_files_changed_with_size_and_time_kept_are_decoded_again(
+    tmp_path: Path, config: DataConfig
+) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    for i in range(40):
+        Image.new("RGB", (5, 5), (10, 0, i)).save(root / f"{i:02d}.bmp")
+    before = open_cache(scan(root), 8, config)
+    for i in range(1, 40, 2):  # every second file is not among those that the key reads
+        file = root / f"{i:02d}.bmp"
+        status = file.stat()
+        Image.new("RGB", (5, 5), (200, 0, i)).save(file)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert file.stat().st_size == status.st_size
+    after = open_cache(scan(root), 8, config)
+    assert before.pixels[:, 0, 0, 0].tolist() == [10] * 40
+    assert after.pixels[:, 0, 0, 0].tolist() == [10, 200] * 20
+
+
 def test_the_setting_chooses_the_cache_folder_before_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

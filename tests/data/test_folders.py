@@ -27,7 +27,7 @@ def touch(root: Path, *paths: str) -> Path:
 
 def listing_of(*paths: str) -> Listing:
     none = np.zeros(len(paths), dtype=np.int64)
-    return Listing(Path("/data"), sorted(paths), none, none, [], 0, [])
+    return Listing(Path("/data"), sorted(paths), none, none, none, [], 0, [])
 
 
 # --- scan

@@ -1,6 +1,7 @@
 """`certvol evaluate`: figures of a finished run on labelled data."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def test_evaluate_of_a_method_without_sigma(
     printed = capsys.readouterr().out
     assert "AUROC" in printed
     assert "Pearson" not in printed
+
+
+def test_images_of_other_classes_are_left_out_and_counted(
+    labelled: certvol.Run, root: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(root / "target", data)
+    shutil.copytree(root / "target" / "sky", data / "mugs")
+    found = certvol.evaluate(labelled.path, data)
+    alone = certvol.evaluate(labelled.path, root / "target")
+    assert found["adapted"] == alone["adapted"]
+    assert found["other_classes"] == {"mugs": len(list((data / "mugs").iterdir()))}
 
 
 def test_a_missing_unknown_folder_is_an_error(

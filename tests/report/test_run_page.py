@@ -35,6 +35,22 @@ def test_the_overview_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert "num_samples 16" in words
 
 
+def test_pictures_of_a_folder_that_a_strangers_run_names_are_not_shown(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    assert _page(made).data["gallery"]["pictures"] is not None
+    private = made.target.rename(tmp_path / "private")
+    config = made.path / "config.yaml"
+    config.write_text(config.read_text().replace(str(made.target), str(private)))
+    page = _page(made)
+    assert page.data["gallery"]["pictures"] is None
+    assert "You did not make this run on this machine" in page.words
+    with rewrite_json(made.path / "environment.json") as environment:
+        del environment["origin"]
+    assert _page(made).data["gallery"]["pictures"] is None
+    shown = Markup(run_page(read_record(made.path), Silent(), private))
+    assert shown.data["gallery"]["pictures"] is not None
+
+
 def test_a_loss_has_no_frame_of_success_and_agrees_with_the_figures_shown(tmp_path: Path) -> None:
     made = make_run(tmp_path)
     with rewrite_json(made.path / "metrics.json") as metrics:

@@ -192,7 +192,7 @@ def test_a_stop_signal_while_reading_settings_is_not_a_user_error(
 
     file = tmp_path / "settings.yaml"
     file.write_text("training: {cycles: 2}")
-    monkeypatch.setattr("yaml.safe_load", stopped)
+    monkeypatch.setattr("yaml.SafeLoader.get_single_data", stopped)
     with pytest.raises(Interrupted):
         read_settings_file(file)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from certvol.runs.checkpoint import write_tensors
+from certvol.runs.origin import origin_of
 
 HUES = ((200, 40, 40), (40, 180, 60), (60, 90, 220), (220, 200, 40))
 NASTY = [
@@ -121,7 +122,12 @@ def make_run(root: Path, **given: Any) -> MadeRun:
     about = {"classes": classes, "delivered": "last", **delivered}
     for name in ("pretrained", "model"):
         write_tensors(path / f"{name}.safetensors", {"a": torch.zeros(1)}, about)
-    environment = {"device": {"name": "cpu"}, "versions": {"torch": "2"}, "commit": "abc"}
+    environment: dict[str, Any] = {
+        "device": {"name": "cpu"},
+        "versions": {"torch": "2"},
+        "commit": "abc",
+    }
+    environment["origin"] = origin_of(target)
     (path / "environment.json").write_text(json.dumps(environment))
     _write_lines(path / "timing.jsonl", [{"phase": "all", "seconds": 75.0}])
     _write_history(path, wanted.sigma)

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -24,21 +25,26 @@ LOOK_SECONDS = 1.0  # seconds between checks of the cluster
 
 
 def run_job(job: BenchmarkJob) -> JobOutcome:
-    """Run one job inside a worker of Ray, which has set CUDA_VISIBLE_DEVICES.
+    """Run one job inside a Ray worker, which has set CUDA_VISIBLE_DEVICES.
 
-    If the worker dies, the run's process saves its state and ends too. If the process dies, raise,
-    so that Ray tries again.
+    If the Ray worker dies, the run's process saves its state and ends too. If that process dies, it
+    is started again here, because Ray would print lines of its own and lose the attempt's time.
     """
     worker = Worker({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+    seconds, tries = 0.0, 0
     try:
-        worker.start(job)
-        while (outcome := worker.outcome()) is None:
-            time.sleep(POLL_SECONDS)
+        while True:
+            worker.start(job)
+            while (outcome := worker.outcome()) is None:
+                time.sleep(POLL_SECONDS)
+            seconds, tries = seconds + outcome.seconds, tries + 1
+            if outcome.status != "died":
+                return replace(outcome, seconds=seconds)
+            if tries == TRIES:
+                reason = f"{outcome.reason}, {TRIES} times"
+                return replace(outcome, seconds=seconds, reason=reason)
     finally:
         worker.end()
-    if outcome.status == "died":
-        raise ChildProcessError(outcome.reason)
-    return outcome
 
 
 def _check_reachable(address: str) -> None:
@@ -82,7 +88,6 @@ class RayPool:
             num_cpus=1,
             num_gpus=gpu_share if has_gpus else 0,
             max_retries=TRIES - 1,
-            retry_exceptions=[ChildProcessError],
         )
 
     def run(
@@ -107,8 +112,6 @@ class RayPool:
         try:
             outcome: JobOutcome = self.ray.get(reference)
             return outcome
-        except ChildProcessError as error:
-            reason = f"{error}, {TRIES} times"
         except self.ray.exceptions.RayError as error:
             reason = f"its Ray worker died {TRIES} times ({first_line(error)})"
         return JobOutcome("died", -signal.SIGKILL, time.monotonic() - started, reason)

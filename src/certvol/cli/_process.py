@@ -6,15 +6,33 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, TextIO
 
-from certvol.errors import Interrupted
-from certvol.progress import StopSignal
+from certvol.errors import Interrupted, UserError
+from certvol.progress import StopSignal, place_in_team
 
 
 def process_rank() -> int:
     """Return the number of this process among those that torchrun started, else 0."""
-    return int(os.environ.get("RANK", "0"))
+    try:
+        return place_in_team()[0]
+    except UserError:  # `join_team` says what is wrong
+        return 0
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C and SIGTERM of a command without `Signals`, and of one that still starts.
+
+    An exception within an import may be swallowed or turned into another one, and a command that
+    is importing has nothing to save.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"certvol: stopped\n")
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise Interrupted("stopped", 128 + number)
 
 
 class Signals(StopSignal):

@@ -14,6 +14,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="FOLDER", help=help_of("data.target"))
     parser.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    accept = "with --resume: go on although settings in RUN/config.yaml were changed"
+    parser.add_argument("--accept-changes", action="store_true", help=accept)
     shown = ("--method", "--backbone", "--weights", "--seed", "--device", "--select")
     add_settings(parser, *shown, "--target-prior", "--target-classes")
 
@@ -29,6 +31,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         options.target,
         options.out,
         resume=options.resume,
+        accept_changes=options.accept_changes,
         preset=options.preset,
         config=options.config,
         reporter=reporter,

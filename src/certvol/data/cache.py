@@ -21,6 +21,8 @@ from certvol.data.decoding import (
     read_listed,
 )
 from certvol.data.folders import Listing, printable
+from certvol.errors import UserError
+from certvol.files import expanded
 from certvol.progress import Progress
 from certvol.settings import DataConfig
 
@@ -53,9 +55,16 @@ def cache_folder(config: DataConfig) -> Path:
     """Return the setting's folder, else $CERTVOL_CACHE, else a folder in the user's cache."""
     chosen = config.cache_dir or os.environ.get("CERTVOL_CACHE")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return expanded(chosen).absolute()
     user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user and Path(user).is_absolute() else Path.home() / ".cache") / "certvol"
+    if user and Path(user).is_absolute():
+        return Path(user) / "certvol"
+    try:
+        return Path.home() / ".cache" / "certvol"
+    except RuntimeError:
+        raise UserError(
+            "this user has no home folder for decoded images; set `data.cache_dir` or CERTVOL_CACHE"
+        ) from None
 
 
 def open_cache(
@@ -113,6 +122,7 @@ def cache_key(listing: Listing, size: int, config: DataConfig) -> str:
         key.update(os.fsencode(path) + b"\0")
     key.update(listing.sizes.tobytes())
     key.update(listing.mtimes_ns.tobytes())
+    key.update(listing.ctimes_ns.tobytes())
     for i in range(0, count, max(1, count // _FILES_IN_KEY)):
         with suppress(UnreadableImage):
             key.update(blake2b(read_file(listing.root / listing.paths[i], most)[0]).digest())

@@ -134,7 +134,7 @@ def read_image(
 def read_listed(file: ListedFile, max_megapixels: float) -> bytes:
     """Read a file that must not have changed since it was listed: cache keys rely on it."""
     raw, status = read_file(Path(file.path), max_megapixels)
-    if (status.st_size, status.st_mtime_ns) != file[1:] or len(raw) != status.st_size:
+    if ListedFile.of(file.path, status) != file or len(raw) != status.st_size:
         raise UnreadableImage("changed while being read", lasting=False)
     return raw
 

@@ -7,6 +7,7 @@ source and evaluation read them.
 
 import hashlib
 import os
+import sys
 import unicodedata
 import zipfile
 from collections.abc import Sequence
@@ -21,9 +22,10 @@ from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import sort_keys
 from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError, first_line
-from certvol.files import fingerprint_of, output_file
+from certvol.files import check_regular, fingerprint_of, output_file
 
 SUFFIX = ".npz"
+MOST_COMPRESSED, LEAST_SUSPECT = 100, 256 << 20  # a bomb grows a thousandfold
 Place = str | os.PathLike[str]
 
 
@@ -169,6 +171,7 @@ def row_hashes(features: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 def _opened(path: Place) -> Any:
     shown = printable(path)
     try:
+        check_regular(Path(path))
         found = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"there is no file {shown}") from None
@@ -178,6 +181,14 @@ def _opened(path: Place) -> Any:
         raise UserError(f"{shown} is damaged or not a .npz file ({reason_of(error)})") from None
     if not hasattr(found, "files"):
         raise UserError(f"{shown} holds a single array; expected a .npz file with `features`")
+    for member in found.zip.infolist():
+        limit = max(LEAST_SUSPECT, MOST_COMPRESSED * member.compress_size)
+        if member.file_size > limit:
+            found.close()
+            raise UserError(
+                f"{shown} would grow {member.file_size // max(1, member.compress_size)}-fold to "
+                f"{member.file_size / 1e9:.1f} GB when it is read; save it without compression"
+            )
     return found
 
 
@@ -202,7 +213,9 @@ def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str
     with _opened(path) as file:
         features = np.atleast_1d(_array(file, "features", path))
         paths = _array(file, "paths", path) if "paths" in file.files else np.arange(len(features))
-        about = str(_array(file, "about", path)) if "about" in file.files else ""
+        about = ""
+        if "about" in file.files:
+            about = " ".join(_names(np.atleast_1d(_array(file, "about", path)).ravel()[:1], path))
     shape = list(features.shape)
     if features.ndim not in (2, 3) or features.dtype.kind not in "fiu" or 0 in shape:
         raise UserError(
@@ -216,7 +229,7 @@ def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str
     features = np.ascontiguousarray(features, dtype=np.float32)
     if not np.isfinite(features).all():
         raise UserError(f"`features` {where} has values that are not finite; leave those rows out")
-    return features, _names(paths), about
+    return features, _names(paths, path), about
 
 
 def _read_labels(path: Place) -> list[str] | None:
@@ -231,10 +244,17 @@ def _read_labels(path: Place) -> list[str] | None:
             f"`labels` in {printable(path)} should be one name or whole number per row "
             f"({rows}), found {labels.dtype} of shape {list(labels.shape)}"
         )
-    return _names(labels)
+    return _names(labels, path)
 
 
-def _names(values: npt.NDArray[Any]) -> list[str]:
+def _names(values: npt.NDArray[Any], path: Place) -> list[str]:
     if values.dtype.kind == "S":
         return [bytes(value).decode("utf-8", "surrogateescape") for value in values]
+    if values.dtype.kind == "U" and values.dtype.itemsize:
+        codes = np.ascontiguousarray(values, values.dtype.newbyteorder("=")).view(np.uint32)
+        if (codes > sys.maxunicode).any():  # Python cannot make text of them
+            raise UserError(
+                f"some names in {printable(path)} hold numbers that stand for no letter; write "
+                "the file again"
+            )
     return [str(value) for value in values]

@@ -21,12 +21,27 @@ IMAGE_SUFFIXES = frozenset(
 _IGNORED = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
 
 
+LATEST_NS = 2**63 - 1  # some file systems have later times than 2262, and int64 has not
+
+
 class ListedFile(NamedTuple):
-    """An image file, with the size and the time (ns) that it had when it was listed."""
+    """An image file, with size and times (ns) from when it was listed.
+
+    Programs can set `mtime_ns` to any time, but not `ctime_ns`, which every change renews.
+    """
 
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result) -> "ListedFile":
+        mtime_ns, ctime_ns = (
+            max(-LATEST_NS, min(time_ns, LATEST_NS))
+            for time_ns in (status.st_mtime_ns, status.st_ctime_ns)
+        )
+        return cls(path, status.st_size, mtime_ns, ctime_ns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +52,7 @@ class Listing:
     paths: list[str]
     sizes: npt.NDArray[np.int64]
     mtimes_ns: npt.NDArray[np.int64]
+    ctimes_ns: npt.NDArray[np.int64]
     problems: list[tuple[str, str]]
     """(relative path, reason) of entries that could not be listed."""
     other_files: int
@@ -46,7 +62,8 @@ class Listing:
 
     def file(self, number: int) -> ListedFile:
         path = str(self.root / self.paths[number])
-        return ListedFile(path, int(self.sizes[number]), int(self.mtimes_ns[number]))
+        numbers = (self.sizes, self.mtimes_ns, self.ctimes_ns)
+        return ListedFile(path, *(int(each[number]) for each in numbers))
 
 
 class _Walk:
@@ -98,8 +115,7 @@ class _Walk:
                     reason = "a broken link: its target does not exist"
                 self.problems.append((path, reason))
             elif has_image_suffix(entry.name):
-                status = entry.stat()
-                self.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
+                self.files.append(ListedFile.of(path, entry.stat()))
             else:
                 self.other_files += 1
         except OSError as error:  # vanished, a link to itself, a network drive that does not answer
@@ -125,6 +141,7 @@ def scan(root: str | Path) -> Listing:
         paths=[file.path for file in files],
         sizes=np.array([file.size for file in files], dtype=np.int64),
         mtimes_ns=np.array([file.mtime_ns for file in files], dtype=np.int64),
+        ctimes_ns=np.array([file.ctime_ns for file in files], dtype=np.int64),
         problems=sorted(walk.problems),
         other_files=walk.other_files,
         folders=sorted(walk.folders),

@@ -80,7 +80,7 @@ class AdversarialMethod(BottleneckMethod):
     class Config(BottleneckMethod.Config):
         reversal: float = setting(1.0, at_least=0, help="Final factor of the reversed gradient.")
         discriminator_width: int = setting(
-            1024, above=0, help="Hidden units of the discriminator's layers."
+            1024, above=0, at_most=2**16, help="Hidden units of the discriminator's layers."
         )
         discriminator_norm: bool = setting(True, help="Use BatchNorm in the discriminator.")
 

@@ -92,7 +92,9 @@ class BottleneckMethod(DomainLossMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DomainLossMethod.Config):
-        bottleneck: int = setting(256, at_least=0, help="Width of the bottleneck; 0: none.")
+        bottleneck: int = setting(
+            256, at_least=0, at_most=2**16, help="Width of the bottleneck; 0: none."
+        )
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

@@ -22,7 +22,7 @@ class SelfLabellingMethod(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        bottleneck: int = setting(256, above=0, help="Width of the bottleneck.")
+        bottleneck: int = setting(256, above=0, at_most=2**16, help="Width of the bottleneck.")
         label_smoothing: float = setting(
             0.1, at_least=0, below=1, help="Smoothing of source labels."
         )

@@ -38,7 +38,9 @@ class Method(SelfLabellingMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(SelfLabellingMethod.Config):
-        neighbours: int = setting(3, above=0, help="Nearest images whose predictions attract.")
+        neighbours: int = setting(
+            3, above=0, at_most=2**16, help="Nearest images whose predictions attract."
+        )
         decay: float = setting(
             1.0,
             at_least=0,

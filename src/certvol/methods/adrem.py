@@ -83,9 +83,11 @@ class Method(VotingMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        rounds: int = setting(20, above=0, help="Rounds in which the target's part grows to all.")
+        rounds: int = setting(
+            20, above=0, at_most=10_000, help="Rounds in which the target's part grows to all."
+        )
         repetitions: int = setting(
-            11, above=0, help="Repetitions of the self-training; each adds a voter."
+            11, above=0, at_most=10_000, help="Repetitions of the self-training; each adds a voter."
         )
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:

@@ -49,7 +49,9 @@ class Method(SelfLabellingMethod):
         weight: float = setting(
             0.2, at_least=0, help="Weight of the target's cross-entropy at the end of its ramp."
         )
-        neighbours: int = setting(5, above=0, help="Nearest images that label an image.")
+        neighbours: int = setting(
+            5, above=0, at_most=2**16, help="Nearest images that label an image."
+        )
 
     @property
     def term_weights(self) -> dict[str, float]:

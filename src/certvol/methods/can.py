@@ -127,7 +127,9 @@ class Method(AdaptationMethod):
             help="Skip images at least this far from their cluster's centre, (1 - cos) / 2; "
             "published: 0.05 for A-D and A-W, else 1.",
         )
-        min_images: int = setting(3, at_least=0, help="Skip classes with fewer target images.")
+        min_images: int = setting(
+            3, at_least=0, at_most=10**6, help="Skip classes with fewer target images."
+        )
         classes: Literal["all", "batch"] = setting(
             "all", help="Average CDD over all classes, or over those of the batch."
         )

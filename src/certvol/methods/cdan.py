@@ -60,7 +60,9 @@ class Method(AdversarialMethod):
             help="Product of features and probabilities; auto: outer up to 4,096 entries, "
             "else random.",
         )
-        random_dim: int = setting(1024, above=0, help="Entries of the random product.")
+        random_dim: int = setting(
+            1024, above=0, at_most=2**16, help="Entries of the random product."
+        )
 
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)

@@ -25,7 +25,9 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        ridge: float = setting(1.0, above=0, help="Multiple of the identity added to covariances.")
+        ridge: float = setting(
+            1.0, at_least=1e-12, help="Multiple of the identity added to covariances."
+        )
         strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:

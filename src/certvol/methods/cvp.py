@@ -24,7 +24,9 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        num_samples: int = setting(64, above=0, help="M, the samples drawn around each feature.")
+        num_samples: int = setting(
+            64, above=0, at_most=2**16, help="M, the samples drawn around each feature."
+        )
         samples_weight: float = setting(
             0.5,
             at_least=0,

@@ -87,7 +87,7 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        width: int = setting(1000, above=0, help="Hidden units of the classifier.")
+        width: int = setting(1000, above=0, at_most=2**16, help="Hidden units of the classifier.")
         feature_drop: float = setting(
             0.1, at_least=0, below=1, help="Dropout rate of the two draws on the features."
         )

@@ -32,8 +32,10 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        neighbours: int = setting(20, above=0, help="Neighbours of each row in the graph.")
-        rounds: int = setting(200, above=0, help="Largest number of iterations.")
+        neighbours: int = setting(
+            20, above=0, at_most=2**16, help="Neighbours of each row in the graph."
+        )
+        rounds: int = setting(200, above=0, at_most=10_000, help="Largest number of iterations.")
         strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:

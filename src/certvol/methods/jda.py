@@ -33,9 +33,13 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        components: int = setting(100, above=0, help="K, the number of components to keep.")
-        ridge: float = setting(1.0, above=0, help="Lambda, the regularisation.")
-        rounds: int = setting(10, above=0, help="Most rounds of projecting and relabelling.")
+        components: int = setting(
+            100, above=0, at_most=2**16, help="K, the number of components to keep."
+        )
+        ridge: float = setting(1.0, at_least=1e-12, help="Lambda, the regularisation.")
+        rounds: int = setting(
+            10, above=0, at_most=10_000, help="Most rounds of projecting and relabelling."
+        )
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
         dim, config = source_SD.shape[1], self.config

@@ -45,7 +45,7 @@ class Method(BottleneckMethod):
     @dataclass(frozen=True, kw_only=True)
     class Config(BottleneckMethod.Config):
         bottleneck: int = setting(
-            1024, above=0, help="Width of the bottleneck and both classifiers."
+            1024, above=0, at_most=2**16, help="Width of the bottleneck and both classifiers."
         )
         margin: float = setting(
             4.0, above=0, help="Weight of the agreement on the source, relative to the target's."

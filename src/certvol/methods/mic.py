@@ -51,7 +51,7 @@ class Method(sdat.Method):
     class Config(sdat.Method.Config):
         consistency_weight: float = setting(1.0, at_least=0, help="Weight of the consistency.")
         masked: float = setting(0.7, at_least=0, below=1, help="Share of blocks that are masked.")
-        blocks: int = setting(4, above=0, help="Blocks along each side of an image.")
+        blocks: int = setting(4, above=0, at_most=1024, help="Blocks along each side of an image.")
         certain: bool = setting(
             True, help="Weight rows by the teacher's probability; published for ResNet-101: false."
         )

@@ -140,8 +140,8 @@ class Method(ClosedFormMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        dims: int = setting(44, above=0, help="Dimensions of a subspace.")
-        subspaces: int = setting(3, above=0, help="Most subspaces of a domain.")
+        dims: int = setting(44, above=0, at_most=2**16, help="Dimensions of a subspace.")
+        subspaces: int = setting(3, above=0, at_most=1000, help="Most subspaces of a domain.")
         confidence: float = setting(
             0.9, at_least=0, at_most=1, help="Least probability of a virtual row to be added."
         )

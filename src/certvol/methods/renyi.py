@@ -85,7 +85,7 @@ class Method(AdaptationMethod):
             help="Order of the target's entropy: min (pseudo-labels), collision 2, shannon 1.",
         )
         weight: float = setting(1.0, at_least=0, help="Weight of the target's entropy.")
-        samples: int = setting(10, above=0, help="Draws of the logits in training.")
+        samples: int = setting(10, above=0, at_most=1000, help="Draws of the logits in training.")
         portion: float = setting(
             0.3, above=0, at_most=1, help="Portion of each class's images in the first cycle."
         )

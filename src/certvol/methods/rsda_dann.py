@@ -64,9 +64,12 @@ class Method(AdaptationMethod):
     @dataclass(frozen=True, kw_only=True)
     class Config:
         radius: float = setting(10.0, above=0, help="Radius of the sphere that features lie on.")
-        width: int = setting(256, above=0, help="Width of the bottleneck.")
+        width: int = setting(256, above=0, at_most=2**16, help="Width of the bottleneck.")
         rounds: int = setting(
-            5, at_least=0, help="Number of trainings with pseudo-labels, after a first one without."
+            5,
+            at_least=0,
+            at_most=10_000,
+            help="Number of trainings with pseudo-labels, after a first one without.",
         )
         adversarial_weight: float = setting(1.0, at_least=0, help="Weight of the adversarial loss.")
         discriminator_rate: float = setting(

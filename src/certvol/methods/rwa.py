@@ -71,7 +71,9 @@ class Method(VotingMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        steps: int = setting(100, above=0, help="Steps of the walk; published: 500.")
+        steps: int = setting(
+            100, above=0, at_most=10_000, help="Steps of the walk; published: 500."
+        )
         target_share: float = setting(
             0.5,
             at_least=0,

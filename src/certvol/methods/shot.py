@@ -51,6 +51,7 @@ class Method(SelfLabellingMethod):
         min_images: int = setting(
             10,
             at_least=0,
+            at_most=10**6,
             help="With `partial`: skip classes of at most this many images.",
         )
 

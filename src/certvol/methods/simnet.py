@@ -94,7 +94,7 @@ class Method(AdversarialMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(AdversarialMethod.Config):
-        rank: int = setting(512, above=0, help="Rank of the similarity.")
+        rank: int = setting(512, above=0, at_most=2**16, help="Rank of the similarity.")
         orthogonality: float = setting(
             0.1, at_least=0, help="Weight of the cosines between prototypes."
         )

@@ -59,7 +59,7 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        passes: int = setting(50, above=0, help="Passes of MC-dropout.")
+        passes: int = setting(50, above=0, at_most=1000, help="Passes of MC-dropout.")
         drop: float = setting(0.75, at_least=0, below=1, help="Dropout rate of MC-dropout.")
         label_smoothing: float = setting(
             0.25, at_least=0, below=1, help="Smoothing of source labels."

@@ -58,10 +58,12 @@ class Method(AdaptationMethod):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        passes: int = setting(20, above=0, help="Passes of MC-dropout.")
+        passes: int = setting(20, above=0, at_most=1000, help="Passes of MC-dropout.")
         drop: float = setting(0.85, at_least=0, below=1, help="Dropout rate of MC-dropout.")
         floor: float = setting(0.05, at_least=0, below=1, help="Drop soft labels up to this value.")
-        mean_draws: int = setting(10, above=0, help="Sets of class means drawn per cycle.")
+        mean_draws: int = setting(
+            10, above=0, at_most=1000, help="Sets of class means drawn per cycle."
+        )
         label_smoothing: float = setting(
             0.2, at_least=0, below=1, help="Smoothing of source labels."
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from certvol.errors import UserError, first_line
+from certvol.files import expanded
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel and torch.compile put these before every name
@@ -27,7 +28,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
     No code in the file is run, whatever type it claims to be.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not path.exists():
         raise UserError(
             f"weights file {path} not found; check the path, or use --weights none to train from "

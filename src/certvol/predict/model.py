@@ -42,8 +42,16 @@ def create_method(
     """Create the method with its heads and extra networks, initialised from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.training.seed, "heads"))
-        network = Network(backbone, info, num_classes, config.model)
-        return methods.discover()[config.method_name](network, config.method)
+        try:
+            network = Network(backbone, info, num_classes, config.model)
+            return methods.discover()[config.method_name](network, config.method)
+        except RuntimeError as error:
+            if "allocate" not in str(error):  # torch's word for too little memory
+                raise
+            raise UserError(
+                f"the layers behind the backbone {info.name} do not fit into memory; lower the "
+                "widths among the settings of the method"
+            ) from None
 
 
 @dataclass(frozen=True)

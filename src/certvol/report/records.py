@@ -159,7 +159,10 @@ def number(value: Any) -> float | None:
     """Return a finite number as a float, and None for anything else a file may hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -245,4 +248,4 @@ def _plain_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _total_seconds(timing: list[dict[str, Any]]) -> float | None:
     """Add up the time of each part of a run that was stopped and resumed."""
     parts = [number(line.get("seconds")) for line in timing if line.get("phase") == "all"]
-    return sum(part or 0.0 for part in parts) if parts else None
+    return number(sum(part or 0.0 for part in parts)) if parts else None

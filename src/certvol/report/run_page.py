@@ -14,6 +14,7 @@ from certvol.report.figures import measure_title, run_figures
 from certvol.report.records import MEASURES, Images, Indices, Record, number
 from certvol.report.render import json_block, render
 from certvol.report.thumbnails import Thumbnails, make_thumbnails
+from certvol.runs.origin import made_here
 from certvol.settings import DataConfig
 
 PAGE_BYTES = 38_000_000
@@ -116,7 +117,15 @@ def _image_folder(record: Record, notes: list[str], reporter: Reporter) -> Path 
     """Return the run's target folder; None, and a note, if it has no images to show."""
     root = record.target
     if root is not None and root.is_dir():
-        return root
+        if made_here(root, record.environment.get("origin")):
+            return root
+        notes.append(
+            "You did not make this run on this machine, so images of the folder that it names "
+            f"({printable(str(root))}) are not put into the page. If they are yours to show, run "
+            "`certvol report RUN --target FOLDER`."
+        )
+        reporter.warn(notes[-1])
+        return None
     if root is not None and root.suffix.lower() == ".npz":
         notes.append(
             "This run was given features, not images, so there are no thumbnails. If the rows are "

@@ -213,6 +213,11 @@ class Checkpoints:
     def exist(self) -> bool:
         return bool(self._entries())
 
+    def newest_facts(self) -> dict[str, Any]:
+        """Return the facts of the newest checkpoint, unchecked; empty if there is none."""
+        facts = next((entry.get("facts") for entry in self._entries()), None)
+        return facts if isinstance(facts, dict) else {}
+
     def remove(self) -> None:
         if self.writes:
             shutil.rmtree(self.folder, ignore_errors=True)

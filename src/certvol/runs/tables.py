@@ -67,7 +67,9 @@ def read_metrics(path: Path) -> dict[str, Any]:
     """Read metrics.json; raises ValueError, KeyError, TypeError or RecursionError if damaged."""
     found = json.loads(path.read_text(encoding="utf-8"))
     for key in ("source_only", "adapted"):
-        float(found[key]["accuracy"]), float(found[key]["mean_class_accuracy"])
+        for figure in ("accuracy", "mean_class_accuracy"):
+            if not 0 <= found[key][figure] <= 1:
+                raise ValueError(f"`{figure}` of `{key}` is not a share")
     if not isinstance(found["delivered"], dict):
         raise TypeError("`delivered` is not a section")
     return dict(found)

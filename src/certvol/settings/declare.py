@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
+LARGEST_INT, LARGEST_FLOAT = 2**62, 1e30  # of settings that name no limit
+
 
 @dataclass(frozen=True)
 class Range:
@@ -79,8 +81,10 @@ class Setting:
 
     def fault(self, value: Any) -> str | None:
         """Describe what a number should be; None if it is within its range."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return self.range.fault(value) if is_number else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
+        return self.range.fault(value) or Range(at_most=largest).fault(value)
 
 
 def settings_of(section: Any) -> Iterator[Setting]:

@@ -16,7 +16,8 @@ from typing import Any, get_args
 
 import yaml
 
-from certvol.errors import UserError, first_line
+from certvol.errors import UserError
+from certvol.files import expanded
 from certvol.settings.declare import Setting, settings_of
 from certvol.settings.presets import PRESETS
 from certvol.settings.sections import (
@@ -27,8 +28,10 @@ from certvol.settings.sections import (
     ModelConfig,
     TrainingConfig,
 )
+from certvol.settings.yaml_file import read_yaml
 
 YAML_WIDTH = 100
+LONGEST_NUMBER = 256  # bits
 Choices = Mapping[str, Sequence[str]]
 
 
@@ -120,17 +123,24 @@ def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     Names that contain a dot are kept. `{"method": "basic"}` is short for `method.name`.
     """
     flat: dict[str, Any] = {}
+
+    def add(name: str, value: Any) -> None:
+        if name in flat:
+            raise UserError(f"{where}: `{name}` is given twice; leave one out")
+        flat[name] = value
+
     for key, value in settings.items():
         if not isinstance(key, str):
             raise UserError(f"{where}: the name of a setting must be text, found {shown(key)}")
         if isinstance(value, Mapping):
-            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+            for name, inner in value.items():
+                add(f"{key}.{name}", inner)
         elif "." in key:
-            flat[key] = value
+            add(key, value)
         elif value is None and (key in SECTIONS or key in ("method", "pseudo_labels")):
             continue  # an empty section of a YAML file
         elif key == "method" and isinstance(value, str):
-            flat["method.name"] = value
+            add("method.name", value)
         else:
             raise UserError(
                 f"{where}: expected `{key}` to be a section with settings, found {shown(value)}"
@@ -140,12 +150,7 @@ def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Read a YAML file of settings as a flat dictionary."""
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except Exception as error:  # PyYAML also lets ValueError, RecursionError and others through
-        raise UserError(f"{path} is not valid YAML: {first_line(error)}") from None
+    loaded = read_yaml(path)
     if loaded is None:
         return {}
     if not isinstance(loaded, Mapping):
@@ -160,14 +165,19 @@ def absolute_path(path: str | None) -> str | None:
     """Make a path absolute, so that a run can be resumed from any folder; keep `none` and None."""
     if path is not None and (not path or "\0" in path):
         raise UserError(f"expected a path, found {shown(path)} (the current folder is `.`)")
-    return path if path in (None, "none") else str(Path(str(path)).expanduser().absolute())
+    return path if path in (None, "none") else str(expanded(path).absolute())
 
 
 def shown(value: Any) -> str:
     """Shorten a value for a message; YAML aliases can make one longer than memory."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+        return f"a whole number of {value.bit_length():,} bits"
     brief = reprlib.Repr()
     brief.maxlevel, brief.maxstring, brief.maxother = 2, 80, 80
-    return brief.repr(value)
+    try:
+        return brief.repr(value)
+    except ValueError:  # it holds a number that is too long for Python to print
+        return f"a {type(value).__name__} with a very large number"
 
 
 def nearest(word: str, choices: list[str]) -> str:
@@ -240,7 +250,7 @@ def resolve(
         section, _, field_name = key.partition(".")
         value = getattr(parsed[section], field_name)
         if (fault := each.fault(value)) is not None:
-            raise UserError(f"`{key}` {fault}, found {value}")
+            raise UserError(f"`{key}` {fault}, found {shown(value)}")
         if choices is not None and value not in choices.get(key, [value]):
             names = ", ".join(choices[key])
             raise UserError(f"`{key}` should be one of {names}, found {shown(value)}")

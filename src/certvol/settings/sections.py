@@ -32,6 +32,7 @@ class DataConfig:
     image_size: int | None = setting(
         None,
         at_least=MIN_IMAGE_SIZE,
+        at_most=2**14,
         help="Side in pixels of the network's input; null: the size the backbone was trained with.",
     )
     cache_dir: str | None = setting(
@@ -179,7 +180,10 @@ class TrainingConfig:
         "predictions changed; 0: never. Methods with stages or growing losses ignore this.",
     )
     cycle_steps: int = setting(
-        50, at_least=0, help="Steps per cycle; 0: 5 * ceil(classes / 16), as in the authors' code."
+        50,
+        at_least=0,
+        at_most=100_000,
+        help="Steps per cycle; 0: 5 * ceil(classes / 16), as in the authors' code.",
     )
     batch_size: int = setting(
         128, at_least=4, at_most=2**16, help="Images per step, source and target together."
@@ -239,7 +243,10 @@ class TrainingConfig:
         "test", help="View of an image that is used to compute its pseudo-label."
     )
     mc_passes: int = setting(
-        32, above=0, help="Passes of MC-dropout, for certainty and the rule mc_dropout."
+        32,
+        above=0,
+        at_most=1000,
+        help="Passes of MC-dropout, for certainty and the rule mc_dropout.",
     )
     mc_dropout: float = setting(0.85, at_least=0, below=1, help="Dropout rate of MC-dropout.")
     labelling: Literal["on_demand", "full"] = setting(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data.folders import printable
 from certvol.distributed import Team
 from certvol.errors import RunFailed, UserError
 from certvol.methods._base import AdaptationMethod
@@ -28,10 +29,18 @@ from certvol.runs.checkpoint import (
     write_tensors,
 )
 from certvol.runs.folder import Journal, RunFolder
-from certvol.settings import TrainingConfig
+from certvol.settings import Config, shown
 from certvol.training.state import RunState
 
 PRETRAINED = "pretrained"
+# Settings that may change between two parts of a run: places, speed, and what is written besides.
+FREE_SETTINGS = frozenset(
+    "data.source data.target data.target_prior data.cache_dir data.cache_limit_gb data.workers "
+    "data.device_share data.decode_seconds model.hub training.device training.record "
+    "training.compile training.precision training.log_every training.checkpoint_seconds "
+    "training.checkpoint_previous training.tensorboard guard.keep".split()
+)
+MOST_DIFFERENCES = 5
 NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 
 
@@ -95,7 +104,7 @@ class RunKeeper(Keeper):
     def __init__(
         self,
         run: RunFolder,
-        settings: TrainingConfig,
+        config: Config,
         team: Team,
         about: Mapping[str, Any],
         fingerprints: Mapping[str, str],
@@ -103,13 +112,18 @@ class RunKeeper(Keeper):
     ) -> None:
         """`about` becomes the header of weights files; `fingerprints` are those of both domains."""
         super().__init__()
-        self.run, self.settings, self.team, self.about = run, settings, team, about
+        self.run, self.config, self.team, self.about = run, config, team, about
+        self.settings = config.training
+        self.bf16: bool | None = None
+        """Whether training runs in bf16, which a resumed run keeps."""
+        self.accepts_changes = False
+        """Resume also if settings changed since the last checkpoint."""
         self.fingerprints, self.reporter = dict(fingerprints), reporter
         self.journal: Journal = run.journal
         self.unwritten: dict[Path, dict[str, Tensor]] = {}
         """Weights of validators' best cycles, to be written with the next checkpoint."""
         self.saved_at = time.monotonic()
-        run.checkpoints.keeps_previous = settings.checkpoint_previous
+        run.checkpoints.keeps_previous = self.settings.checkpoint_previous
         self.how_to_resume = f"resume with `certvol adapt --resume {run.path}`"
 
     @property
@@ -173,6 +187,9 @@ class RunKeeper(Keeper):
         found = state.checkpoint()
         facts = {
             "fingerprints": self.fingerprints,
+            "settings": flat_settings(self.config),
+            "classes": list(self.about.get("classes", [])),
+            "bf16": self.bf16,
             "journal": self.run.journal.lengths(),
             "trial_journal": self.run.trial_journal(state.position.mode).lengths(),
         }
@@ -187,6 +204,7 @@ class RunKeeper(Keeper):
             return None
         self.unwritten.clear()
         try:
+            self._check_settings(found.facts)
             state.restore(found)
             self._check(found)
         except NOT_OF_THIS_RUN as error:
@@ -195,6 +213,32 @@ class RunKeeper(Keeper):
                 f"({type(error).__name__}: {error}); start a new run"
             ) from None
         return found
+
+    def _check_settings(self, facts: Mapping[str, Any]) -> None:
+        """Raise UserError if the run's settings or classes are not those of the checkpoint."""
+        before, now = dict(facts["settings"]), flat_settings(self.config)
+        changed = [
+            f"`{name}` {shown(before.get(name))} -> {shown(now.get(name))}"
+            for name in sorted({*before, *now} - FREE_SETTINGS)
+            if before.get(name) != now.get(name)
+        ]
+        if changed and not self.accepts_changes:
+            more = f" and {len(changed) - MOST_DIFFERENCES} more"
+            named = ", ".join(changed[:MOST_DIFFERENCES])
+            raise UserError(
+                f"settings of the run {self.run.path} changed since its last checkpoint ({named}"
+                f"{more if len(changed) > MOST_DIFFERENCES else ''}); undo that in config.yaml, or "
+                "add --accept-changes to resume with the new ones"
+            )
+        classes = list(self.about.get("classes", []))
+        if list(facts["classes"]) != classes:
+            pairs = zip(facts["classes"], classes, strict=False)
+            other = next(((old, new) for old, new in pairs if old != new), ("?", "?"))
+            raise UserError(
+                f"the class folders of the source changed since the run {self.run.path} began "
+                f"({printable(str(other[0]))} -> {printable(str(other[1]))}): undo that, or start "
+                "a new run"
+            )
 
     def _check(self, state: State) -> None:
         journals = ("journal", "trial_journal")
@@ -256,6 +300,14 @@ class RunKeeper(Keeper):
 
     def note_time(self, line: Mapping[str, Any]) -> None:
         self.run.note_time(line)
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, values in config.as_dict().items()
+        for name, value in values.items()
+    }
 
 
 def delivered_tensors(method: AdaptationMethod) -> dict[str, Tensor]:

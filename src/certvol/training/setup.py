@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -117,6 +117,8 @@ class Job:
                 f"{config.method_name} has its own teacher: `training.teacher` is ignored, "
                 "set `method.teacher_decay` instead"
             )
+        self.accepts_changes = False
+        """Resume also if settings changed since the last checkpoint."""
         self.cpu_extracting = 0.0
         """The processor time of feature extraction, which runs share."""
         self._check_validator()
@@ -173,7 +175,8 @@ class Job:
         prepare(method, method.network, config.training, device, steps)
         method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
         views, place = self._open_views()
-        precision = " in bf16" if uses_bf16(config.training, method.network, device) else ""
+        bf16 = self._uses_bf16()
+        precision = " in bf16" if bf16 else ""
         self.reporter.say(
             f"{len(self.source)} source images in {len(self.source.classes)} classes, "
             f"{len(self.target)} target images; {config.method_name} on {self.info.name}, "
@@ -184,19 +187,36 @@ class Job:
             fingerprints["prior"] = self.prior.fingerprint
         keeper = RunKeeper(
             self.run,
-            config.training,
+            config,
             self.team,
             self._about("mixed"),
             fingerprints,
             self.reporter,
         )
+        keeper.bf16, keeper.accepts_changes = bf16, self.accepts_changes
+        precision_kept: Literal["bf16", "fp32"] = "bf16" if bf16 else "fp32"
+        config = replace(config, training=replace(config.training, precision=precision_kept))
         task = Task(config, method, views, self.source.labels, self.team, known_prior=self.prior)
         with self.stop_signal.deferred():
             delivery = Trainer(task, keeper, self.reporter, self.stop_signal).fit()
         if self.run.journal.follower is not None:
             self.run.journal.follower.close()
-        model = Model(method, self.source.classes, config, device)
+        model = Model(method, self.source.classes, self.config, device)
         return Trained(model, views, self._about(delivery.mode), delivery)
+
+    def _uses_bf16(self) -> bool:
+        """Return whether to train in bf16: as this machine does best, or as the run began."""
+        network, training = self.method.network, self.config.training
+        here = uses_bf16(training, network, self.device)
+        began = self.run.checkpoints.newest_facts().get("bf16")
+        if training.precision != "auto" or not isinstance(began, bool) or began == here:
+            return here
+        names = {True: "bf16", False: "fp32"}
+        self.reporter.warn(
+            f"this run began in {names[began]} and keeps it, although `training.precision auto` "
+            f"would be {names[here]} on this machine"
+        )
+        return began
 
     def _about(self, mode: str) -> dict[str, Any]:
         return {
