@@ -9,7 +9,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
 def _exists(name: str) -> bool:
-    """Tell whether a path of the repository, of the package or of a layer exists.
+    """Return whether a path of the repository, of the package or of a layer exists.
 
     `methods/<name>.py` stands for any new file there, `_*.py` for those with an underscore.
     """

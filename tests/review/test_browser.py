@@ -1,4 +1,4 @@
-"""In a real browser: label by keyboard, lose the server, go on, and see what Python computes."""
+"""In a real browser: label by keyboard, lose the server, continue, and see what Python computes."""
 
 import re
 import signal

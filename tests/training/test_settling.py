@@ -1,4 +1,4 @@
-"""Adaptation ends when labels no longer change, and a survey serves both labels and guard."""
+"""Adaptation ends when labels stop changing, and one survey serves both labels and guard."""
 
 import json
 from pathlib import Path

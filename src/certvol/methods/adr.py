@@ -1,5 +1,5 @@
-"""Adversarial Dropout Regularization, ADR (Saito et al., ICLR 2018): features on which two draws of
-the classifier's dropout agree.
+"""Adversarial Dropout Regularization, ADR (Saito et al., ICLR 2018): learn features on which two
+draws of the classifier's dropout agree.
 
 Implemented: cross-entropy on the source; on the target the disagreement of two draws of dropout, d
 = (KL(p2 || p1) + KL(p1 || p2)) / 2, averaged over rows and classes, in each part with the other

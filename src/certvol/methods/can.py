@@ -1,5 +1,5 @@
-"""Contrastive Adaptation Network, CAN (Kang et al., CVPR 2019): classes near across domains, apart
-from other classes.
+"""Contrastive Adaptation Network, CAN (Kang et al., CVPR 2019): features of a class are close
+across domains and far from those of other classes.
 
 Implemented: before each cycle, spherical k-means on all target features, started at the centres of
 the source's classes and matched back to them, gives the pseudo-labels. Images further than
@@ -12,7 +12,7 @@ Deliberate differences: centres of the source's classes are those of unit featur
 of unscaled features, so that long ones weigh more). Cross-entropy uses the source rows of the same
 class-aware batch (published: another batch, at twice the cost). Network, pretraining and schedule
 are the common ones (published: one linear layer at ten times the rate, layers up to the first block
-fixed, ImageNet weights to begin with). A class that is left out keeps its turn in the batches:
+fixed, ImageNet weights to begin with). A class that is left out still gets its turn in the batches:
 source images replace its target ones and count in the cross-entropy (published: no turn). Published
 with `model.norm dsbn`.
 """

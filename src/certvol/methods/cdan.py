@@ -1,5 +1,5 @@
-"""Conditional Domain Adversarial Network (Long et al., NeurIPS 2018): DANN on features joined with
-predicted classes.
+"""Conditional Domain Adversarial Network (Long et al., NeurIPS 2018): DANN on features combined
+with predicted classes.
 
 Implemented: cross-entropy on the source + a discriminator's cross-entropy on the product z (x) p of
 a bottleneck's output and the class probabilities (without gradient), its gradient reversed as in

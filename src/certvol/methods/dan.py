@@ -1,5 +1,5 @@
-"""Deep Adaptation Network (Long et al., ICML 2015): source and target of a batch should have the
-same mean in a kernel's space.
+"""Deep Adaptation Network (Long et al., ICML 2015): match the means of source and target rows of a
+batch in a kernel's feature space.
 
 Implemented: cross-entropy on the source + `weight` * MMD^2 on a bottleneck's output, without bias,
 with a sum of Gaussian kernels whose widths are multiples of the mean squared distance in the batch

@@ -1,5 +1,5 @@
-"""Deep CORAL (Sun and Saenko, ECCV-W 2016): source and target of a batch should have the same
-covariance.
+"""Deep CORAL (Sun and Saenko, ECCV-W 2016): match the covariances of source and target rows of a
+batch.
 
 Implemented: cross-entropy on the source + `weight` * |cov_s - cov_t|^2 / (4 d^2), covariances of
 the batch with n - 1, on the logits (as in the paper) or on the backbone's features.

@@ -1,5 +1,5 @@
-"""Drop to Adapt, DTA (Lee et al., ICCV 2019): predictions that hold when the units that matter most
-to them are dropped.
+"""Drop to Adapt, DTA (Lee et al., ICCV 2019): keep predictions when the units that matter most to
+them are dropped.
 
 Implemented: cross-entropy on the source + `agreement_weight` * the mean squared difference of the
 probabilities under two draws of dropout on the features. On the target, with logits z1 of the first
@@ -8,11 +8,11 @@ and of hidden units + `entropy_weight` * entropy of z1 + `balance_weight` * clas
 of the logits without channels. An adversarial mask drops, of those whose gradient says that the
 divergence grows, the features or units with the largest gradients, at most `channel_drop` or
 `unit_drop` of all, a share that rises with the progress of adaptation; the others are scaled to
-keep the sum. KL is averaged over rows and classes, and z1 has gradients.
-Deliberate differences: channels are masked behind the last block, where this equals masking pooled
-features, and dropout draws act there too (published: before the last block). Virtual adversarial
-training is left out: its step has the scale of pixels. One hidden layer (published: two of 1,000).
-The shares rise until the end (published: over 30 of 20 epochs, so that they reach two thirds; over
+keep the sum. KL is averaged over rows and classes, and z1 has gradients. Deliberate differences:
+channels are masked behind the last block, where this equals masking pooled features, and dropout
+draws act there too (published: before the last block). Virtual adversarial training is left out:
+its step has the scale of pixels. One hidden layer (published: two of 1,000). The shares rise until
+the end (published: on a ramp of 30 epochs, of which 20 are trained, so that they reach two thirds;
 20 with ResNet-50). `model.dropout` acts on the hidden layer. Published code keeps the best model by
 target labels.
 """

@@ -4,10 +4,10 @@ Implemented: on fixed features (of pretrained weights, or else those that pretra
 rows of unit length; the projection in which the means of the domains and, by pseudo-labels, of the
 classes agree while the variance is kept; ten rounds of it; the class of the nearest projected
 source row.
-Deliberate differences: the eigenvectors are scaled so that the projected variance is what the
-eigenvalue says; the usual code scales them to unit length (lengths differ by a few per cent, which
+Deliberate differences: the eigenvectors are scaled so that the projected variance equals the
+eigenvalue; the usual code scales them to unit length (lengths differ by a few per cent, which
 changes the nearest neighbour of a few rows). Rounds end early if no pseudo-label changes. A class
-without pseudo-labels counts for nothing in a round. Logits are minus the squared distance to each
+without pseudo-labels is left out of a round. Logits are minus the squared distance to each
 class's nearest row; their argmax is the nearest neighbour's class.
 """
 

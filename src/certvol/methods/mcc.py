@@ -1,4 +1,4 @@
-"""Minimum Class Confusion (Jin et al., ECCV 2020): predictions on the target should not hesitate
+"""Minimum Class Confusion (Jin et al., ECCV 2020): penalise target predictions that hesitate
 between two classes.
 
 Implemented: cross-entropy on the source + `weight` * the class confusion of the batch's target

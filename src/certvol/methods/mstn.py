@@ -1,5 +1,5 @@
-"""Moving Semantic Transfer Network (Xie et al., ICML 2018): DANN, and each class's centroid the
-same in both domains.
+"""Moving Semantic Transfer Network (Xie et al., ICML 2018): DANN, and the same centroid for each
+class in both domains.
 
 Implemented: cross-entropy on the source + DANN's term, whose gradient reaches the features with
 factor 0.1 on the sum of both domains' losses (0.2 on their mean) + lambda * sum over classes of the

@@ -1,12 +1,12 @@
-"""RSDA-MSTN (Gu, Sun and Xu, CVPR 2020): RSDA, with centroids of the classes drawn together across
-the domains as in MSTN.
+"""RSDA-MSTN (Gu, Sun and Xu, CVPR 2020): RSDA, with the class centroids of both domains pulled
+together as in MSTN.
 
 Implemented: all of `rsda_dann`, in each of its trainings with ramp * sum over classes of 1 -
 cos(centroid of the source, centroid of the target). Centroids are moving averages of the batches'
 class means on the sphere; the gradient flows through this batch's share. Target rows count for the
 class that the model predicts now.
 Deliberate differences: as in `rsda_dann`. A class without rows in a batch keeps its centroid. A
-class that a domain did not show so far is left out. `semantic_weight` is not in the paper, which
+class that a domain has not shown so far is left out. `semantic_weight` is not in the paper, which
 has 1.
 """
 

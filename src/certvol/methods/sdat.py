@@ -1,5 +1,5 @@
-"""Smooth Domain-Adversarial Training, SDAT (Rangwani et al., ICML 2022): CDAN and MCC at a flat
-minimum of the task loss.
+"""Smooth Domain-Adversarial Training, SDAT (Rangwani et al., ICML 2022): CDAN and MCC, trained
+towards a flat minimum of the task loss.
 
 Implemented: the terms of `cdan` + `confusion_weight` * the class confusion of `mcc` on the target.
 A step takes its gradients at weights moved by `radius` along the gradient of the task loss, which

@@ -5,13 +5,13 @@ Implemented: cross-entropy on the source + `consistency_weight` * (mean over tar
 squared difference between the student's and the teacher's probabilities, counted if the teacher is
 surer than `threshold` + `balance_weight` * class balance). The teacher is the average of the
 student's weights; it computes with the batch's own statistics and dropout, as the student does,
-labels the target and is delivered.
-Deliberate differences: network, optimiser and views are the common ones (published: Adam, a 512
-wide bottleneck, first layers up to the first block fixed, views with stronger colours), and the
-source is pretrained on. The published code's two quirks (softmax taken twice on the source, log(1 +
-q) in the class balance instead of log(1 - q)) are behind `quirks`. Published with batches of one
-domain each, which are `model.norm dsbn` or `per_domain` here; with mixed statistics the teacher
-sees the source rows too, so that its statistics are of the same mixture.
+labels the target and is delivered. Deliberate differences: network, optimiser and views are the
+common ones (published: Adam, a 512 wide bottleneck, first layers up to the first block fixed, views
+with stronger colours), and there is pretraining on the source. The published code's two quirks
+(softmax taken twice on the source, log(1 + q) in the class balance instead of log(1 - q)) are
+behind `quirks`. Published with batches of one domain each, which are `model.norm dsbn` or
+`per_domain` here; with mixed statistics the teacher sees the source rows too, so that its
+statistics are of the same mixture.
 """
 
 from dataclasses import dataclass

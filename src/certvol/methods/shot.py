@@ -1,5 +1,5 @@
-"""Source Hypothesis Transfer, SHOT (Liang, Hu and Feng, ICML 2020): target features that fit the
-source's classifier, without the source.
+"""Source Hypothesis Transfer, SHOT (Liang, Hu and Feng, ICML 2020): fit the target's features to
+the source's classifier, without the source's images.
 
 Implemented: pretraining by smoothed cross-entropy on the source. Adaptation leaves the classifier
 as it is and trains everything before it on target rows alone: the mean entropy of predictions, less
