@@ -19,71 +19,23 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from certvol.sklearn import (
     EXPECTED_FAILED_CHECKS,
-    AdREMClassifier,
     BasicClassifier,
     CORALClassifier,
     CVPClassifier,
-    GTDAClassifier,
-    JDAClassifier,
-    PrDAClassifier,
-    RWAClassifier,
 )
-
-CLOSED_FORM = [
-    CORALClassifier,
-    JDAClassifier,
-    GTDAClassifier,
-    RWAClassifier,
-    AdREMClassifier,
-    PrDAClassifier,
-]
-ESTIMATORS = [CVPClassifier, BasicClassifier, *CLOSED_FORM]
-QUICK: dict[str, Any] = {
-    "pretrain_steps": 40,
-    "cycles": 3,
-    "cycle_steps": 5,
-    "batch_size": 32,
-    "iterations": 9,
-    "rounds": 4,
-    "repetitions": 3,
-    "random_state": 0,
-}
-
-
-def quick(cls: type, **changed: Any) -> Any:
-    names = cls().get_params()
-    return cls(**{name: value for name, value in {**QUICK, **changed}.items() if name in names})
-
-
-def domains(
-    seed: int = 0, per_class: int = 40, dim: int = 8
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Make three classes; the target is shifted and stretched."""
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(3, dim)) * 2
-    labels = np.repeat(np.arange(3), per_class)
-    source = centres[labels] + rng.normal(size=(len(labels), dim))
-    target = (centres[labels] + rng.normal(size=(len(labels), dim))) * rng.uniform(
-        0.5, 1.5, dim
-    ) + rng.normal(size=dim) * 2
-    return source, labels, target, labels
-
-
-SOURCE, LABELS, TARGET, TRUE = domains()
-X = np.concatenate([SOURCE, TARGET])
-Y = np.concatenate([LABELS, np.full(len(TARGET), -1)])
-
-
-def states(estimator: Any) -> list[Any]:
-    return [value for name, value in sorted(vars(estimator).items()) if name.endswith("_")]
-
-
-def equal(first: Any, second: Any) -> bool:
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            equal(first[name], second[name]) for name in first
-        )
-    return bool(np.array_equal(first, second))
+from support.estimators import (
+    CLOSED_FORM,
+    ESTIMATORS,
+    LABELS,
+    SOURCE,
+    TARGET,
+    TRUE,
+    X,
+    Y,
+    equal,
+    quick,
+    states,
+)
 
 
 @pytest.mark.parametrize("cls", CLOSED_FORM)
@@ -238,6 +190,7 @@ WRONG: dict[str, list[Any]] = {
     "weight_decay": [-1, NAN],
     "pseudo_labels": ["kmeans", None, 3],
     "target_prior": ["even", None, 3],
+    "reviewed_share": [0, 1, NAN, True],
     "device": ["gpu", 1.5, None, "meta", "cuda:99"],
     "random_state": ["seed"],
     "ridge": [0, -1, NAN, None],

@@ -31,7 +31,7 @@ RUN_FILES = {
     "checkpoints": "the newest full state, for `--resume`; replaced atomically",
     "cycles": "label-free scores of each cycle (`scores.jsonl`), predictions on the watched "
     "images, and the weights of the best cycle by the chosen validator",
-    "pretrained": "weights after pretraining, before adaptation",
+    "pretrained": "weights after pretraining, before adaptation; with `--from`, the other run's",
     "model": "the delivered weights, with classes and settings. The run is complete once it exists",
     "predictions": "path, label, probability and sigma of every target image",
     "measures": "every certainty measure of every target image",
@@ -41,6 +41,9 @@ RUN_FILES = {
     "verdict": "whether the run can be used, judged without labels: the word, its reasons, and the "
     "estimates behind it",
     "review": "the labels given with `certvol review`, a line per answer",
+    "labels": "the reviewed labels that the run was given with `--labels`; those of the kind "
+    "`chosen` trained it",
+    "guesses": "what both models think of the images to label, so that the page opens at once",
     "features": "features of at most 2,000 target images, for the report's map",
     "report": "the report: one page that needs no other file and no network",
 }

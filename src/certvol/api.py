@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from certvol import methods
@@ -18,16 +20,19 @@ from certvol.errors import UserError
 from certvol.predict import extract as extraction
 from certvol.predict.evaluate import evaluate, target_labels
 from certvol.predict.evidence import HeldOut
+from certvol.predict.max_error import Judged
+from certvol.predict.max_error import judge as judge_reviews
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
 from certvol.predict.verdict import judge, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import read_about, write_tensors
+from certvol.runs.continued import settings_from
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
 from certvol.runs.origin import origin_of
 from certvol.runs.outputs import check_outside
-from certvol.runs.tables import read_metrics, write_text
+from certvol.runs.tables import label_cell, read_metrics, write_text
 from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve
 from certvol.training import named_choices, pseudo_labels
 from certvol.training.model_choice import Delivery
@@ -55,12 +60,21 @@ def resolve_settings(
     preset: str | None = None,
     config_file: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    from_run: str | Path | None = None,
 ) -> Config:
     """Merge preset, file and settings, and check them.
 
-    Settings may be flat (`{"training.cycles": 4}`) or nested (`{"training": {"cycles": 4}}`).
+    Settings may be flat (`{"training.cycles": 4}`) or nested (`{"training": {"cycles": 4}}`). With
+    `from_run`, the settings of that run take the place of preset and file.
     """
     file = read_settings_file(Path(config_file)) if config_file is not None else {}
+    if from_run is not None:
+        if preset is not None or config_file is not None:
+            raise UserError(
+                "--from takes the settings of its run; give single settings with it, not --preset "
+                "or --config"
+            )
+        file = settings_from(from_run, flatten(settings or {}, "settings"))
     given, rules = flatten(settings or {}, "settings"), pseudo_labels.config_classes()
     return resolve(
         methods.config_classes(), preset or "default", file, given, rules, named_choices()
@@ -72,6 +86,8 @@ def adapt(
     target: str | Path | None = None,
     out: str | Path | None = None,
     *,
+    from_run: str | Path | None = None,
+    target_labels: str | Path | None = None,
     resume: str | Path | None = None,
     accept_changes: bool = False,
     preset: str | None = None,
@@ -83,21 +99,29 @@ def adapt(
     """Pretrain, adapt and predict, and write everything to the folder `out`.
 
     Settings are given by section: `adapt(S, T, out="run", training={"cycles": 40},
-    method={"name": "basic"})`. `resume` continues a run that was stopped, with the settings that it
-    began with. If its config.yaml was edited, `accept_changes` continues with the new ones.
+    method={"name": "basic"})`. `from_run` starts from the delivered model of a complete run, with
+    its folders and settings, instead of pretraining. `target_labels` is a CSV of reviewed target
+    images to train on. `resume` continues a run that was stopped, with the settings that it began
+    with. If its config.yaml was edited, `accept_changes` continues with the new ones.
     """
     reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
-        if settings or any(given is not None for given in (source, target, out, preset, config)):
+        others = (source, target, out, from_run, target_labels, preset, config)
+        if settings or any(given is not None for given in others):
             raise UserError(
                 "--resume continues a run with its own settings; give no other options with it"
             )
         return _resume(RunFolder(resume), reporter, stop_signal, accept_changes)
     if accept_changes:
         raise UserError("--accept-changes is for --resume: a new run has no earlier settings")
-    folders = {"data.source": source, "data.target": target}
-    given = {name: str(folder) for name, folder in folders.items() if folder is not None}
-    resolved = resolve_settings(preset, config, {**flatten(settings, "settings"), **given})
+    places = {
+        "data.source": source,
+        "data.target": target,
+        "data.target_labels": target_labels,
+    }
+    given = {name: str(place) for name, place in places.items() if place is not None}
+    given = {**flatten(settings, "settings"), **given}
+    resolved = resolve_settings(preset, config, given, from_run)
     resolved = _with_absolute_paths(resolved)
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
@@ -166,7 +190,7 @@ def _run_to_end(job: Job) -> Run:
         target = Target(job.target.paths, trained.views, true_N)
         held_out = _held_out(job)
         outcome = run_target(run, model, target, held_out, team, job.reporter)
-        verdict = judge(outcome.evidence, model.classes)
+        verdict = judge(outcome.evidence, model.classes, _judged(job, outcome.adapted.labels_N))
         temperature = verdict["temperature"]
         outcome = outcome.at_temperature(temperature["delivered"])
     delivered = {"model": delivery.model, "why": delivery.why, "norm": delivery.mode}
@@ -189,6 +213,16 @@ def _run_to_end(job: Job) -> Run:
     return Run(run.path, metrics, delivery, verdict)
 
 
+def _judged(job: Job, predicted_N: NDArray[np.int64]) -> Judged | None:
+    """Compare the model with the random labels that the run was given, if any."""
+    if job.given is None:
+        return None
+    cells = [label_cell(name) for name in job.source.classes]
+    labels = [cells[label] for label in predicted_N]
+    judged = judge_reviews(job.given.reviews, job.target.paths, labels)
+    return judged if judged.labels else None
+
+
 def _held_out(job: Job) -> HeldOut:
     labels, config = job.source.labels, job.config
     classes, share = len(job.source.classes), config.data.holdout
@@ -200,10 +234,10 @@ def _with_absolute_paths(config: Config) -> Config:
     def absolute(section: Any, *names: str) -> Any:
         return replace(section, **{name: absolute_path(getattr(section, name)) for name in names})
 
-    files = ("source", "target", "cache_dir")
+    files = ("source", "target", "target_labels", "cache_dir")
     prior = () if config.data.target_prior in WORDS else ("target_prior",)
     data = absolute(config.data, *files, *prior)
-    return replace(config, data=data, model=absolute(config.model, "weights"))
+    return replace(config, data=data, model=absolute(config.model, "weights", "start"))
 
 
 def extract(

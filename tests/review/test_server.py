@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from certvol.review.server import MOST_BODY, listen, make_app
 from certvol.review.session import LARGEST_SIDE, Session
 from certvol.review.target import find_images, open_target
 from support.made_runs import MadeRun
-from support.reviews import TOKEN, made_for_review, session_of, stored
+from support.reviews import TOKEN, made_for_review, review, session_of, stored
 
 HOST = "127.0.0.1:8765"
 POST = {"origin": f"http://{HOST}", "content-type": "application/json"}
@@ -238,6 +239,19 @@ def test_the_page_gets_no_more_for_more_images(tmp_path: Path) -> None:
         with session_of(made, labels=50) as session:
             sizes.append(len(Client(session).ask(f"/{TOKEN}/data").body))
     assert sizes[1] < 1.1 * sizes[0]
+
+
+def test_an_answer_is_quick_with_many_images_and_labels(tmp_path: Path) -> None:
+    """In processor time: the machine may be busy."""
+    made = made_for_review(tmp_path, 20_000, distinct=1, measures=False)
+    with session_of(made, labels=400) as session:
+        rows = [item.row for item in session.items]
+        session.labels.add(*[review(made, row) for row in rows[1:]])
+        client = Client(session)
+        first_item(client)
+        before = time.process_time()
+        assert client.post("answer", {"item": 0, "answer": "none"}).status == 200
+        assert time.process_time() - before < 0.5
 
 
 def test_a_full_disk_is_told_and_not_taken_for_an_answer(made: MadeRun) -> None:

@@ -117,7 +117,8 @@ def print_table(
 
 def accuracy_rows(metrics: dict[str, Any]) -> list[list[str]]:
     """Return rows for `ACCURACY_COLUMNS`: the pretrained model, and the adapted if delivered."""
-    names = {"source_only": "source only", "adapted": "adapted"}
+    before = "before" if metrics.get("start") else "source only"
+    names = {"source_only": before, "adapted": "adapted"}
     if metrics.get("delivered", {}).get("model") == "pretrained":
         del names["adapted"]
     return [

@@ -13,6 +13,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", metavar="FOLDER", help=help_of("data.source"))
     parser.add_argument("--target", metavar="FOLDER", help=help_of("data.target"))
     parser.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")
+    start = "continue from the model and the settings of a complete run, without pretraining"
+    parser.add_argument("--from", metavar="RUN", dest="from_run", help=start)
+    labels = f"{help_of('data.target_labels')}; short for --data.target_labels"
+    parser.add_argument("--labels", metavar="FILE", dest="target_labels", help=labels)
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
     accept = "with --resume: go on although settings in RUN/config.yaml were changed"
     parser.add_argument("--accept-changes", action="store_true", help=accept)
@@ -30,6 +34,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         options.source,
         options.target,
         options.out,
+        from_run=options.from_run,
+        target_labels=options.target_labels,
         resume=options.resume,
         accept_changes=options.accept_changes,
         preset=options.preset,

@@ -19,6 +19,16 @@ from certvol.nn.teacher import Teacher
 
 
 @dataclass(frozen=True)
+class ReviewedRows:
+    """Target images with the labels that a person gave them."""
+
+    inputs: Tensor
+    labels_R: Tensor
+    weight: float
+    """Weight of their mean loss, such that each counts as much as a row of the batch."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """The images (or features) of one step on the training device, source rows first."""
 
@@ -42,6 +52,8 @@ class Batch:
     """The rows of the batch's target images in the tables of `Labelled`."""
     logged: dict[str, Tensor] = field(default_factory=dict)
     """A method may put detached values per image here (`sigma`); their medians are logged."""
+    reviewed: ReviewedRows | None = None
+    """Further rows of the step, on which the trainer itself trains the classifier."""
 
     def num_labelled(self, with_target: bool) -> int:
         """Return how many rows train a classifier: the source's, or all that have labels."""

@@ -11,6 +11,7 @@ domain of a whole evaluation batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -160,6 +161,19 @@ def install(backbone: nn.Module, domains: Domains) -> int:
 
 def domain_layers(backbone: nn.Module) -> Iterator[DomainBatchNorm]:
     return (module for module in backbone.modules() if isinstance(module, DomainBatchNorm))
+
+
+@contextmanager
+def stored_statistics(module: nn.Module) -> Iterator[None]:
+    """Inside the context, normalise as in prediction, and leave the statistics as they are."""
+    training = [layer for layer in domain_layers(module) if layer.training]
+    try:
+        for layer in training:
+            layer.training = False
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
 
 
 @torch.no_grad()

@@ -97,6 +97,16 @@ def target_accuracy(found: Mapping[str, float | None]) -> float:
     return float(np.mean(chosen))
 
 
+def with_labels(estimate: float, usual_error: float, right: int, labels: int) -> float:
+    """Join an estimate without labels with the share that is right among random labels.
+
+    The estimate counts as much as the number of labels whose share would be as far off.
+    """
+    spread = usual_error * np.sqrt(np.pi / 2)  # of normal errors with this mean
+    worth = max(1.0, estimate * (1 - estimate) / spread**2)
+    return float((right + worth * estimate) / (labels + worth))
+
+
 def temperatures(evidence: Evidence, accuracy: float) -> tuple[float, float]:
     """Return the temperatures of the pretrained and of the delivered model.
 

@@ -29,9 +29,9 @@ from certvol.data.folders import (
 from certvol.data.store import PixelStore
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
 from certvol.errors import UserError
-from certvol.nn.norm import SOURCE, TARGET
+from certvol.nn.norm import TARGET
 from certvol.predict import measure as measuring
-from certvol.predict.forward import run_batches
+from certvol.predict.forward import domain_at_start, run_batches
 from certvol.predict.model import PREDICT_BATCH, Model, load
 from certvol.progress import Reporter, Silent
 
@@ -107,7 +107,8 @@ def evaluate(
                 "folder with images of other classes"
             )
     pretrained = load(run, device, "pretrained")
-    before = run_batches(pretrained.method, _test_batches(target, pretrained, known.rows_P), SOURCE)
+    batches = _test_batches(target, pretrained, known.rows_P)
+    before = run_batches(pretrained.method, batches, domain_at_start(pretrained.config))
     names = [target.paths[row] for row in known.rows_P]
     before.refuse_faulty(names)
     picked_K = None
@@ -121,6 +122,7 @@ def evaluate(
     found = {
         "run": str(run),
         "data": str(data),
+        **({} if model.config.model.start is None else {"start": model.config.model.start}),
         "source_only": measuring.accuracy_figures(before.labels_N, true_N, classes),
         "adapted": measuring.accuracy_figures(outputs.labels_N, true_N, classes),
         **measuring.certainty_figures(outputs, classes, true_N, figures),

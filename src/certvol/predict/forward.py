@@ -15,6 +15,7 @@ from certvol.data.folders import printable
 from certvol.distributed import Team
 from certvol.errors import UserError
 from certvol.methods._base import AdaptationMethod
+from certvol.nn.norm import SOURCE, TARGET, Mode
 from certvol.randomness import numpy_generator
 from certvol.scores import calibration
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES, logit_measures
@@ -229,6 +230,19 @@ def gathered(outputs: Outputs, team: Team) -> Outputs:
         gather(outputs.features_KD),
         None if outputs.logits_NC is None else gather(outputs.logits_NC),
     )
+
+
+def domain_at_start(config: Config) -> int:
+    """Return the domain whose statistics the model before adaptation predicts the target with.
+
+    A run that starts from another run's model knows the target already.
+    """
+    return SOURCE if config.model.start is None else TARGET
+
+
+def mode_at_start(config: Config, mode: Mode) -> Mode:
+    """Return the norm mode that the model before adaptation predicts with, given the run's."""
+    return "mixed" if config.model.start is None and mode != "frozen" else mode
 
 
 def watched_images(count: int, config: Config) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ the reviewer could not identify, counts as an error, so the limit holds whatever
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.progress import percent
 from certvol.runs.folder import RunFolder
+from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, clean_path, read_review
 from certvol.runs.tables import label_cell, read_column
 from certvol.scores import intervals
@@ -38,15 +39,33 @@ class Judged:
     """Whether the reviewer was unsure."""
 
     @property
+    def labels(self) -> int:
+        """How many answers say whether the model is right."""
+        return int((~self.unsure_n).sum())
+
+    @property
+    def right(self) -> int:
+        return self.labels - int(self.wrong_n.sum())
+
+    @property
     def errors_n(self) -> Flags:
         """The answers that count as errors for a threshold."""
         return self.wrong_n | self.unsure_n
 
 
-def judge(reviews: Sequence[Review], paths: Sequence[str], labels: Sequence[str]) -> Judged:
-    """Compare the random reviews with the rows of predictions.csv; other paths are left out."""
+def judge(
+    reviews: Sequence[Review],
+    paths: Sequence[str],
+    labels: Sequence[str],
+    trained: Collection[str] = (),
+) -> Judged:
+    """Compare the random reviews with the rows of predictions.csv.
+
+    Other paths are left out, and so are the images that the run `trained` on.
+    """
     row_of = {clean_path(path): row for row, path in enumerate(paths)}
     known = [each for each in reviews if each.kind == "random" and each.path in row_of]
+    known = [each for each in known if each.path not in trained]
     rows = [row_of[each.path] for each in known]
     wrong = [
         each.label is None or label_cell(each.label) != labels[row]
@@ -91,7 +110,7 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
         paths, labels = (read_column(folder.predictions, name) for name in ("path", "label"))
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UserError(f"the table {folder.predictions} is damaged: {error}") from None
-    judged = judge(read_review(folder.review), paths, labels)
+    judged = judge(read_review(folder.review), paths, labels, trained_on(folder))
     found = in_units(measure, values_N, judged, max_error)
     if found.threshold is None:
         raise UserError(_refusal(found, folder, max_error, len(values_N)))

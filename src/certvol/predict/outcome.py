@@ -15,7 +15,14 @@ from certvol.errors import RunFailed
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.predict import measure as measuring
 from certvol.predict.evidence import BothDomains, Evidence, HeldOut, gather
-from certvol.predict.forward import Outputs, Values, gathered, run_batches, watched_images
+from certvol.predict.forward import (
+    Outputs,
+    Values,
+    domain_at_start,
+    gathered,
+    run_batches,
+    watched_images,
+)
 from certvol.predict.measure import accuracy_figures
 from certvol.predict.model import Model
 from certvol.progress import Reporter
@@ -117,20 +124,22 @@ class _Passes:
     reporter: Reporter
 
     def target(self, images_P: Indices, kept_K: Indices) -> Outputs:
-        return self._run("predicting the target", TARGET, TARGET, images_P, kept_K)
+        return self._run("predicting the target", TARGET, images_P, kept_K)
 
     def target_before(self, images_P: Indices, kept_K: Indices) -> Outputs:
-        return self._run("predicting with the pretrained model", TARGET, SOURCE, images_P, kept_K)
+        what = "predicting with the model before adaptation"
+        return self._run(what, TARGET, images_P, kept_K, before=True)
 
     def source(self, images_P: Indices) -> Outputs:
-        return self._run("predicting held-out source images", SOURCE, SOURCE, images_P, images_P)
+        return self._run("predicting held-out source images", SOURCE, images_P, images_P)
 
     def _run(
-        self, what: str, domain: int, norm_domain: int, images_P: Indices, kept_K: Indices
+        self, what: str, domain: int, images_P: Indices, kept_K: Indices, before: bool = False
     ) -> Outputs:
-        """Predict images of a domain with the BatchNorm statistics of `norm_domain`.
+        """Predict images of a domain.
 
-        If both are the same domain, certainty is measured too.
+        The model `before` adaptation predicts with its own statistics, without measures of
+        certainty.
         """
         method, settings = self.model.method, self.model.config.training
         mine_P = images_P[self.team.share(len(images_P))]
@@ -138,12 +147,13 @@ class _Passes:
         size = evaluation_batch(self.model.device)
         batches = self.images.views.test_batches(domain, mine_P, size)
         self.reporter.start(what, len(images_P))
-        if domain == norm_domain:
+        if before:
+            norm_domain = domain_at_start(self.model.config)
+            outputs = run_batches(method, batches, norm_domain, kept_K=own_kept)
+        else:
             true_N = self.images.true_N if domain == TARGET else None
             own_true = None if true_N is None else true_N[mine_P]
             outputs = measuring.measure(method, batches, domain, settings, own_true, own_kept)
-        else:
-            outputs = run_batches(method, batches, norm_domain, kept_K=own_kept)
         outputs = gathered(outputs, self.team)
         self.reporter.advance(len(images_P))
         self.reporter.finish()
@@ -168,8 +178,9 @@ def run_metrics(
         (cycle, probabilities_NC.argmax(axis=1))
         for cycle, _, probabilities_NC in run.journal.read_cycles()
     ]
-    classes = len(model.classes)
+    classes, start = len(model.classes), model.config.model.start
     return {
+        **({} if start is None else {"start": start}),
         "source_only": accuracy_figures(outcome.pretrained.labels_N, true_N, model.classes),
         "adapted": accuracy_figures(outcome.adapted.labels_N, true_N, model.classes),
         "delivered": dict(delivered),

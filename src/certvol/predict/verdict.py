@@ -27,8 +27,10 @@ from certvol.predict.estimates import (
     estimates,
     target_accuracy,
     temperatures,
+    with_labels,
 )
 from certvol.predict.evidence import Evidence
+from certvol.predict.max_error import Judged
 from certvol.progress import percent
 from certvol.runs.checkpoint import FORMAT, OtherFormat, check_format
 from certvol.scores.validators import classes_in_use, pretraining_warning
@@ -69,9 +71,10 @@ class Facts:
         return self.changed / max(1, self.images)
 
 
-def facts_of(evidence: Evidence) -> Facts:
+def facts_of(evidence: Evidence, judged: Judged | None = None) -> Facts:
     before_N, after_N = evidence.before_NC.argmax(axis=1), evidence.after_NC.argmax(axis=1)
     found = estimates(evidence)
+    accuracy = target_accuracy(found)
 
     def source_accuracy(probabilities_SC: Any) -> float | None:
         if len(probabilities_SC) == 0:
@@ -93,8 +96,12 @@ def facts_of(evidence: Evidence) -> Facts:
         in_use_before=classes_in_use(evidence.before_NC),
         in_use_after=classes_in_use(evidence.after_NC),
         estimates=found,
-        accuracy=target_accuracy(found),
+        accuracy=accuracy if judged is None else _corrected(accuracy, judged),
     )
+
+
+def _corrected(accuracy: float, judged: Judged) -> float:
+    return with_labels(accuracy, USUAL_ERROR, judged.right, judged.labels)
 
 
 def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
@@ -138,9 +145,11 @@ def _grown(facts: Facts, classes: Sequence[str]) -> list[str]:
     return [classes[i] for i in np.argsort(-gain_C, kind="stable")[:NAMED_CLASSES] if gain_C[i] > 0]
 
 
-def judge(evidence: Evidence, classes: Sequence[str]) -> dict[str, Any]:
-    """Return the content of verdict.json."""
-    facts = facts_of(evidence)
+def judge(
+    evidence: Evidence, classes: Sequence[str], judged: Judged | None = None
+) -> dict[str, Any]:
+    """Return the content of verdict.json; `judged` are the random labels that the run was given."""
+    facts = facts_of(evidence, judged)
     found = reasons(facts, classes)
     word = found[0][0]
     before, after = temperatures(evidence, facts.accuracy)
@@ -166,6 +175,7 @@ def judge(evidence: Evidence, classes: Sequence[str]) -> dict[str, Any]:
             "estimate": facts.accuracy,
             "usual_error": USUAL_ERROR,
             "estimators": facts.estimates,
+            "labels": 0 if judged is None else judged.labels,
         },
         "temperature": {"pretrained": before, "delivered": after},
     }
@@ -176,10 +186,10 @@ def describe(verdict: Mapping[str, Any]) -> list[str]:
     source, changed, images = verdict["source"], verdict["changed"], verdict["images"]
     lines = [f"verdict: {verdict['line']}", *(f"  also: {why}" for why in verdict["reasons"][1:])]
     accuracy = verdict["accuracy"]
-    lines.append(
-        f"estimated target accuracy: {percent(accuracy['estimate'], 0)} % "
-        f"(usually within {percent(accuracy['usual_error'], 0)} points; no labels were used)"
-    )
+    basis = f"usually within {percent(accuracy['usual_error'], 0)} points; no labels were used"
+    if labels := accuracy.get("labels", 0):
+        basis = f"from {labels} random labels and what is known without them"
+    lines.append(f"estimated target accuracy: {percent(accuracy['estimate'], 0)} % ({basis})")
     if source["images"]:
         after = f", {percent(source['after'])} % after" if source["after"] is not None else ""
         lines.append(

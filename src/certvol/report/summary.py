@@ -24,6 +24,7 @@ def summary(record: Record) -> dict[str, Any]:
     at_coverage = section(scores, "accuracy_at_coverage", record.certainty)
     return {
         "source_only": percent(before),
+        "before_name": "Source only" if settings.get("model.start") is None else "Model before",
         "adapted": "" if model == "pretrained" else percent(after),
         "gain": gain,
         "mean_class": _percent(section(metrics, "adapted").get("mean_class_accuracy")),

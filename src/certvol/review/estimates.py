@@ -26,7 +26,7 @@ class Estimates:
     """Figures of the run's model on its target, with 95 % confidence."""
 
     images: int
-    """Images of the target."""
+    """Images of the target that the run did not train on with a label."""
     random: int
     """Random images with an answer."""
     chosen: int
@@ -67,17 +67,17 @@ def estimate(
     """Estimate from the reviews; `before_N` predicts before adaptation, -1 where not known."""
     cells = [label_cell(name) for name in target.classes]
     predicted_N = target.predicted_N
-    judged = judge(reviews, target.paths, [cells[label] for label in predicted_N])
+    judged = judge(reviews, target.paths, [cells[label] for label in predicted_N], target.trained)
     told_n = ~judged.unsure_n
     rows_n = judged.rows_n[told_n]
     counts = _counts(target, rows_n, ~judged.wrong_n[told_n])
     before = None
     if before_N is not None and len(rows_n) and (before_N[rows_n] >= 0).all():
-        earlier = judge(reviews, target.paths, [cells[label] for label in before_N])
+        earlier = judge(reviews, target.paths, [cells[label] for label in before_N], target.trained)
         before = stratified(*_counts(target, rows_n, ~earlier.wrong_n[told_n]))
     known = [each for each in reviews if each.path in target.row_of]
     return Estimates(
-        images=len(target.paths),
+        images=int((target.stratum_N >= 0).sum()),
         random=len(judged.rows_n),
         chosen=sum(each.kind == "chosen" for each in known),
         none=sum(each.answer == "none" for each in known),
@@ -98,7 +98,8 @@ def _counts(
     stratum_n, size = target.stratum_N[rows_n], int(target.stratum_N.max()) + 1
     right_H = np.bincount(stratum_n[right_n], minlength=size).astype(np.int64)
     drawn_H = np.bincount(stratum_n, minlength=size).astype(np.int64)
-    return right_H, drawn_H, np.bincount(target.stratum_N, minlength=size).astype(np.int64)
+    judged_N = target.stratum_N[target.stratum_N >= 0]
+    return right_H, drawn_H, np.bincount(judged_N, minlength=size).astype(np.int64)
 
 
 def sentences(found: Estimates) -> dict[str, str]:

@@ -8,8 +8,8 @@ from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.files import held_alone, sync, sync_folder, write_atomically
 from certvol.runs.folder import RunFolder
-from certvol.runs.review_labels import COLUMNS, UNDONE, Review, read_review
-from certvol.runs.tables import csv_text, label_cell
+from certvol.runs.review_labels import COLUMNS, UNDONE, Review, read_review, review_cells
+from certvol.runs.tables import csv_text
 
 
 class LabelsFile:
@@ -31,7 +31,7 @@ class LabelsFile:
 
     def add(self, *reviews: Review) -> None:
         """Append answers, and return when they are on disk."""
-        self._append([_cells(each) for each in reviews])
+        self._append([review_cells(each) for each in reviews])
         for each in reviews:
             # A changed answer moves to the end, because the last answer is undone first.
             self._answers.pop(each.path, None)
@@ -78,9 +78,5 @@ def _repair(path: Path) -> None:
     if data.startswith(header + b"\n") and data.endswith(b"\n") and b"\r" not in data:
         return
     reviews = [] if header.startswith(data) else read_review(path)
-    rows = [_cells(each) for each in reviews]
+    rows = [review_cells(each) for each in reviews]
     write_atomically(path, csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape"))
-
-
-def _cells(review: Review) -> tuple[str, str, str, str]:
-    return review.path, label_cell(review.label or ""), review.answer, review.kind

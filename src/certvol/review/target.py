@@ -16,6 +16,7 @@ from certvol.predict.reject import choose_measure
 from certvol.report.records import Features, Record, read_record
 from certvol.review.sampling import Item, random_order, strata, useful_order
 from certvol.runs.folder import RunFolder
+from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import clean_path
 
 
@@ -57,17 +58,28 @@ class ReviewTarget:
         return self.record.features
 
     @cached_property
+    def trained(self) -> set[str]:
+        """The images that the run was given labels of to train on."""
+        return trained_on(self.run)
+
+    @cached_property
     def stratum_N(self) -> NDArray[np.int64]:
-        return strata(self.certainty_N)
+        """The stratum of each image; -1 for those that the run trained on, which judge nothing."""
+        judges_N = np.array([path not in self.trained for path in self.paths])
+        stratum_N = np.full(len(self.paths), -1, np.int64)
+        stratum_N[judges_N] = strata(self.certainty_N[judges_N])
+        return stratum_N
 
     def queue(self, labels: int) -> list[Item]:
         """Return `labels` random images, then as many chosen ones; the same for every call."""
-        drawn = random_order(self.stratum_N, self.seed)[:labels].tolist()
+        order = random_order(self.stratum_N, self.seed)
+        drawn = order[self.stratum_N[order] >= 0][:labels].tolist()
+        trained = np.flatnonzero(self.stratum_N < 0).tolist()
         assert self.record.images is not None
         measures = self.record.images.measures
         uncertainty_N = measures.get("entropy", -measures["probability"])
         chosen = useful_order(
-            labels, uncertainty_N, self.predicted_N, self.features, drawn, self.seed
+            labels, uncertainty_N, self.predicted_N, self.features, drawn + trained, self.seed
         )
         return [Item(row, "random") for row in drawn] + [
             Item(row, "chosen") for row in chosen.tolist()

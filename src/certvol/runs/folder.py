@@ -116,6 +116,7 @@ class RunFolder:
         self.measures = self.path / "measures.csv"
         self.evaluation = self.path / "evaluation.json"
         self.review = self.path / "review.csv"
+        self.labels = self.path / "labels.csv"
         self.guesses = self.path / "review.safetensors"
         self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)

@@ -105,6 +105,11 @@ def clean_path(cell: str) -> str:
     return path_cell(cell.removeprefix("./"))
 
 
+def review_cells(review: Review) -> tuple[str, str, str, str]:
+    """Return the cells of an answer's row, in the order of `COLUMNS`."""
+    return review.path, label_cell(review.label or ""), review.answer, review.kind
+
+
 def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> Review | None:
     """Return the review in a row; None if the row takes an earlier review back."""
     path, label = clean_path(cells["path"]), cells["label"]

@@ -29,6 +29,16 @@ class DataConfig:
     target_classes: str | None = setting(
         None, help="Classes that occur in the target, separated by commas; null: any of them."
     )
+    target_labels: str | None = setting(
+        None,
+        help="CSV of reviewed target images, as `certvol review` writes it: the only labels of the "
+        "target that training sees.",
+    )
+    label_kinds: Literal["chosen", "all"] = setting(
+        "chosen",
+        help="Reviewed labels that train. chosen: the random ones are kept to judge the new model; "
+        "all: the random ones train too, and new ones must judge it.",
+    )
     image_size: int | None = setting(
         None,
         at_least=MIN_IMAGE_SIZE,
@@ -123,6 +133,9 @@ class ModelConfig:
     weights: str | None = setting(
         None,
         help="A .safetensors or .pth file; null: timm's pretrained weights; none: random weights.",
+    )
+    start: str | None = setting(
+        None, help="Run whose delivered model adaptation continues from, without pretraining."
     )
     hub: bool = setting(
         True, help="Download missing weights; false: use only weights that are in the local cache."
@@ -271,6 +284,13 @@ class TrainingConfig:
         at_most=1,
         help="With balanced batches: draw each target class in proportion to its share of the "
         "pseudo-labels, raised to this power; 0: all classes equally often.",
+    )
+    reviewed_share: float = setting(
+        0.25,
+        above=0,
+        at_most=0.9,
+        help="With reviewed labels: their share of each step of adaptation, in addition to the "
+        "images of training.batch_size.",
     )
     teacher: float = setting(
         0.0,

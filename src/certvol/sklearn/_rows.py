@@ -1,13 +1,14 @@
 """The base of all estimators: source and target rows, scales, checks of parameters."""
 
 import math
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -18,6 +19,7 @@ from certvol.methods._alignment import Array
 from certvol.settings import Setting, settings_of
 
 Labels = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 UNLABELLED = -1
 LARGEST_VALUE = 1e100  # the sum of squares over any number of features still fits into a double
 LARGEST_INT = 2**31 - 1
@@ -27,6 +29,17 @@ def declared(*sections: type, **renamed: str) -> dict[str, Setting]:
     """Return the settings of some sections, by the parameter's name in scikit-learn."""
     found = {each.name: each for section in reversed(sections) for each in settings_of(section)}
     return found | {name: found[setting] for name, setting in renamed.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Standardised rows of both domains, with their labels by number."""
+
+    source_SD: Array
+    labels_S: Labels
+    target_TD: Array
+    known_T: Labels
+    """-1 for an unlabelled row."""
 
 
 class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -41,28 +54,48 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for name in self._get_param_names():
             setattr(self, name, parameters[name])
 
-    def fit(self, X: Any, y: Any, X_target: Any = None) -> Self:
-        """Fit to the labelled rows of `X` and adapt to the others (label -1) and to `X_target`."""
+    def fit(self, X: Any, y: Any, X_target: Any = None, domain: Any = None) -> Self:
+        """Fit to the labelled rows of `X` and adapt to the others (label -1) and to `X_target`.
+
+        `domain` says which rows of `X` belong to the target (1) and which to the source (0). Target
+        rows may then have labels too, such as those of reviewed images, and these train.
+        """
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         unlabelled_N = np.isin(y.astype(str), [str(UNLABELLED), str(float(UNLABELLED))])
         check_classification_targets(y[~unlabelled_N] if (~unlabelled_N).any() else y)
-        self.classes_, labels_S = np.unique(y[~unlabelled_N], return_inverse=True)
+        is_target_N = unlabelled_N if domain is None else _target_rows(domain, unlabelled_N)
+        self.classes_, labels_S = np.unique(y[~is_target_N], return_inverse=True)
         if len(self.classes_) < 2:
             needs = f"{type(self).__name__} needs labelled rows of at least 2 classes"
             raise ValueError(f"{needs}, found {len(self.classes_)} class")
-        target_TD = X[unlabelled_N]
+        target_TD, known_T = X[is_target_N], self._known(y, unlabelled_N, is_target_N)
         if X_target is not None:
             given_TD = validate_data(self, X_target, dtype=np.float64, reset=False)
             target_TD = np.concatenate([target_TD, given_TD])
+            known_T = np.concatenate([known_T, np.full(len(given_TD), UNLABELLED)])
         for rows_ND in (X, target_TD):
             check_size(rows_ND, LARGEST_VALUE, "a row given to `fit`")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         # Sort the target by content, so that its rows give the same model in any order.
-        target_TD = target_TD[np.lexsort(target_TD.T[::-1])] if len(target_TD) else target_TD
-        source_SD, target_TD = self._standardised(X[~unlabelled_N], target_TD)
-        self._fit(source_SD, np.asarray(labels_S, dtype=np.int64), target_TD, seed)
+        order_T = np.lexsort((known_T, *target_TD.T[::-1]))
+        target_TD, known_T = target_TD[order_T], known_T[order_T]
+        source_SD, target_TD = self._standardised(X[~is_target_N], target_TD)
+        rows = Rows(source_SD, np.asarray(labels_S, dtype=np.int64), target_TD, known_T)
+        self._fit_rows(rows, seed)
         return self
+
+    def _known(self, y: NDArray[Any], unlabelled_N: Flags, is_target_N: Flags) -> Labels:
+        """Return the number of the class of each target row of `X`, or -1."""
+        known_N = np.full(len(y), UNLABELLED, np.int64)
+        labelled_N = is_target_N & ~unlabelled_N
+        foreign = np.setdiff1d(y[labelled_N], self.classes_)
+        if len(foreign):
+            raise ValueError(
+                f"a target row has the label {foreign[0]!r}, which no source row has; give it -1"
+            )
+        known_N[labelled_N] = np.searchsorted(self.classes_, y[labelled_N])
+        return known_N[is_target_N]
 
     def _check_parameters(self) -> None:
         """Raise ValueError for a parameter of the wrong type or out of its setting's range."""
@@ -108,6 +141,13 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_size(rows_ND, LARGEST_VALUE, "a row, standardised,")
         return rows_ND
 
+    def _fit_rows(self, rows: Rows, seed: int) -> None:
+        """Fit in closed form: labelled target rows join the source."""
+        is_known_T = rows.known_T != UNLABELLED
+        source_SD = np.concatenate([rows.source_SD, rows.target_TD[is_known_T]])
+        labels_S = np.concatenate([rows.labels_S, rows.known_T[is_known_T]])
+        self._fit(source_SD, labels_S, rows.target_TD, seed)
+
     def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
         raise NotImplementedError
 
@@ -121,6 +161,20 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[Any]:
         best_N = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best_N])
+
+
+def _target_rows(domain: Any, unlabelled_N: Flags) -> Flags:
+    """Return which rows belong to the target, by the `domain` given to `fit`."""
+    domain_N = column_or_1d(domain)
+    if len(domain_N) != len(unlabelled_N):
+        rows = len(unlabelled_N)
+        raise ValueError(f"`domain` should have one value per row ({rows}), found {len(domain_N)}")
+    if not np.isin(domain_N, [0, 1]).all():
+        raise ValueError("`domain` should be 0 for rows of the source and 1 for rows of the target")
+    is_target_N = np.asarray(domain_N == 1)
+    if (unlabelled_N & ~is_target_N).any():
+        raise ValueError("a row of the source (`domain` 0) has no label (-1)")
+    return is_target_N
 
 
 def _fault(setting: Setting, value: Any) -> str | None:

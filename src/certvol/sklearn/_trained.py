@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from certvol.data.reviewed import reviewed_labels
 from certvol.data.target_prior import prior_of
 from certvol.data.views import FeatureStore, FeatureViews
 from certvol.device import pick_device
@@ -20,7 +21,7 @@ from certvol.nn.norm import TARGET
 from certvol.predict.forward import Outputs, run_batches
 from certvol.randomness import torch_seed
 from certvol.settings import Config, DataConfig, ModelConfig, TrainingConfig, settings_of
-from certvol.sklearn._rows import Labels, TargetClassifier, check_size, declared
+from certvol.sklearn._rows import Rows, TargetClassifier, check_size, declared
 from certvol.training.pseudo_labels import discover
 from certvol.training.trainer import Task, Trainer
 
@@ -75,7 +76,8 @@ class _NetworkClassifier(TargetClassifier):
             network = Network(backbone, info, len(self.classes_), config.model)
             return self._method(network, config.method)
 
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
+    def _fit_rows(self, rows: Rows, seed: int) -> None:
+        source_SD, labels_S, target_TD = rows.source_SD, rows.labels_S, rows.target_TD
         for rows_ND in (source_SD, target_TD):
             check_size(rows_ND, LARGEST_TRAINED, "a row")
         rate = _learning_rate(source_SD) if self.learning_rate is None else self.learning_rate
@@ -91,7 +93,9 @@ class _NetworkClassifier(TargetClassifier):
         )
         views, team = FeatureViews(source, target), Team()
         prior = prior_of(self.target_prior, self.classes_.tolist(), labels_S)
-        task = Task(config, method, views, labels_S, team, max(1, self.pretrain_steps), prior)
+        reviewed = reviewed_labels(rows.known_T, np.empty(0, np.int64))
+        steps = max(1, self.pretrain_steps)
+        task = Task(config, method, views, labels_S, team, steps, prior, reviewed)
         devices = [device] if device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices):  # leaves the caller's random numbers alone
@@ -132,6 +136,7 @@ class CVPClassifier(_NetworkClassifier):
     pseudo_labels : the rule that labels the target: 'argmax' (by the classifier), 'cluster', 'lame'
         or 'propagate' (these compare rows with each other), or 'mc_dropout' (by the classifier,
         averaged over passes with dropout)
+    reviewed_share : share of labelled target rows in each step of adaptation, if there are any
     target_prior : how often each class occurs in the target: 'unknown', 'balanced', 'source' (as
         among the source rows) or a dict of class and share, which leaves absent classes out
     device : 'cpu', 'cuda', 'cuda:N' or 'auto'
@@ -158,6 +163,7 @@ class CVPClassifier(_NetworkClassifier):
         pseudo_labels: str = "cluster",
         momentum: float = 0.9,
         weight_decay: float = 0.0,
+        reviewed_share: float = 0.25,
         target_prior: Any = "unknown",
         device: str = "cpu",
         random_state: Any = None,
@@ -193,6 +199,7 @@ class BasicClassifier(_NetworkClassifier):
         pseudo_labels: str = "cluster",
         momentum: float = 0.9,
         weight_decay: float = 0.0,
+        reviewed_share: float = 0.25,
         target_prior: Any = "unknown",
         device: str = "cpu",
         random_state: Any = None,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from certvol.methods._base import Batch
+from certvol.methods._base import Batch, ReviewedRows
 
 Terms = dict[str, Tensor]
 TrainOn = Callable[[Batch], Terms]
@@ -21,7 +21,7 @@ class Recording:
     """A recorded step for one kind of batch; the next replay overwrites its inputs and results."""
 
     def __init__(self, train_on: TrainOn, batch: Batch, pool: Any, stream: Any) -> None:
-        other = batch.other_inputs
+        other, reviewed = batch.other_inputs, batch.reviewed
         self.batch = replace(
             batch,
             inputs=batch.inputs.clone(),
@@ -30,6 +30,7 @@ class Recording:
             other_inputs=None if other is None else other.clone(),
             tables={name: rows.clone() for name, rows in batch.tables.items()},
             logged={},
+            reviewed=None if reviewed is None else _cloned(reviewed),
         )
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(batch.generator)
@@ -47,8 +48,16 @@ class Recording:
 
 def _changing(batch: Batch) -> list[Tensor]:
     """Return the tensors that differ from step to step."""
-    other = [] if batch.other_inputs is None else [batch.other_inputs]
-    return [batch.inputs, batch.labels_N, batch.progress, *other, *batch.tables.values()]
+    found = [batch.inputs, batch.labels_N, batch.progress, *batch.tables.values()]
+    if batch.other_inputs is not None:
+        found.append(batch.other_inputs)
+    if batch.reviewed is not None:
+        found += [batch.reviewed.inputs, batch.reviewed.labels_R]
+    return found
+
+
+def _cloned(rows: ReviewedRows) -> ReviewedRows:
+    return replace(rows, inputs=rows.inputs.clone(), labels_R=rows.labels_R.clone())
 
 
 @cache

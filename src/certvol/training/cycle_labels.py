@@ -81,7 +81,8 @@ class CycleLabels:
         self.state.set_labelled(labelled)
         if stage > 0:
             trainer.keeper.load_weights(PRETRAINED, self.method)
-            trainer.stepper.set_norm_mode(self.state.position.mode)
+            if trainer.config.model.start is None:
+                trainer.stepper.set_norm_mode(self.state.position.mode)
             trainer.stepper.new_optimizer()
         if before is not None:
             self._note_labels(_on_host(before.labels_N), _on_host(labelled.labels_N))

@@ -86,6 +86,14 @@ class Planner:
         self.power = settings.class_power
         self.plain = (usual if settings.batches == "auto" else settings.batches) == "plain"
 
+    @property
+    def trained_shares_C(self) -> NDArray[np.float64]:
+        """The shares of the classes among the images of pretraining."""
+        if self.settings.batches != "plain":
+            return np.full(self.num_classes, 1 / self.num_classes)
+        counts_C = np.array([len(pool) for pool in self.source_pools])
+        return np.asarray(counts_C / counts_C.sum())
+
     def pretraining(self, cycle: int, first_step: int, steps: int) -> CyclePlan:
         rng = numpy_generator(self.seed, "pretrain.batches", cycle)
         if self.settings.batches == "plain":

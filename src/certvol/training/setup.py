@@ -40,12 +40,14 @@ from certvol.predict.model import Model, create_method
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.randomness import torch_generator
 from certvol.runs.checkpoint import read_tensors, write_tensors
+from certvol.runs.continued import start_weights
 from certvol.runs.folder import RunFolder
+from certvol.runs.given_labels import read_given
 from certvol.runs.kept_warnings import KeptWarnings
 from certvol.runs.tensorboard import TensorBoard
 from certvol.scores.validators import VALIDATORS
 from certvol.settings import Config
-from certvol.training.keeper import RunKeeper
+from certvol.training.keeper import RunKeeper, load_weights
 from certvol.training.model_choice import Delivery
 from certvol.training.planner import steps_of_run
 from certvol.training.trainer import Task, Trainer
@@ -109,7 +111,15 @@ class Job:
         )
         classes = len(self.source.classes)
         self.prior = read_prior(config.data, self.source.classes, self.source.labels)
+        paths, names = self.target.paths, self.source.classes
+        self.given = read_given(run, config, names, paths, self.reporter)
+        if self.given is not None:
+            adapts = methods.discover()[config.method_name].adapts
+            self.given.check(config.method_name if not adapts else None, self.prior, names)
         self.method = create_method(config, self.inputs.backbone, self.info, classes)
+        start = start_weights(run, config.model, self.source.classes)
+        if start is not None:
+            load_weights(self.method, read_tensors(start), str(start))
         if config.training.teacher > 0 and self.method.teacher is None:
             self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
         elif config.training.teacher > 0:
@@ -185,18 +195,27 @@ class Job:
         fingerprints = {"source": self.source.fingerprint, "target": self.target.fingerprint}
         if self.prior.says_anything:
             fingerprints["prior"] = self.prior.fingerprint
+        reviewed = None if self.given is None else self.given.training
+        if self.given is not None:
+            self.given.keep(self.run)
+            fingerprints["labels"] = self.given.fingerprint
+        if reviewed is not None:
+            known, none = len(reviewed.images_R), len(reviewed.none_U)
+            self.reporter.say(f"{known} reviewed target images train; {none} are of no class")
+        mode = method.network.domains.mode
         keeper = RunKeeper(
             self.run,
             config,
             self.team,
-            self._about("mixed"),
+            self._about("mixed" if config.model.start is None else mode),
             fingerprints,
             self.reporter,
         )
         keeper.bf16, keeper.accepts_changes = bf16, self.accepts_changes
         precision_kept: Literal["bf16", "fp32"] = "bf16" if bf16 else "fp32"
         config = replace(config, training=replace(config.training, precision=precision_kept))
-        task = Task(config, method, views, self.source.labels, self.team, known_prior=self.prior)
+        labels, prior = self.source.labels, self.prior
+        task = Task(config, method, views, labels, self.team, known_prior=prior, reviewed=reviewed)
         with self.stop_signal.deferred():
             delivery = Trainer(task, keeper, self.reporter, self.stop_signal).fit()
         if self.run.journal.follower is not None:
@@ -265,9 +284,12 @@ class Job:
             place = self.run.projection
             if place.exists():
                 tensors = read_tensors(place)
+            elif self.config.model.start is not None:
+                tensors = projection.state_dict()
             else:
                 dims, generator = self.method.network.dim, torch_generator("cpu", 0, "axes")
                 tensors = fit_projection(found, dims, generator)
+            if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 write_tensors(place, tensors)
             try:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from certvol.data.batches import CyclePlan
+from certvol.data.batches import CyclePlan, class_visits
+from certvol.data.reviewed import ReviewedLabels
 from certvol.data.views import Views
 from certvol.distributed import Team
-from certvol.methods._base import AdaptationMethod, Batch
+from certvol.methods._base import AdaptationMethod, Batch, ReviewedRows
+from certvol.methods._losses import mean_cross_entropy
 from certvol.nn import norm
 from certvol.nn.teacher import own_name
 from certvol.predict.forward import mixed_precision
@@ -25,6 +27,7 @@ from certvol.training.optimizers import OPTIMIZERS
 
 SMALLEST_NORM = 1e-12  # of the gradient that weights climb along, which is a divisor
 STATISTICS_BATCHES = 16  # for the first estimate of the target's statistics
+REVIEWED = "reviewed"  # name of the loss on reviewed rows
 HEAD_RATE = 10.0  # usual `training.head_rate` behind a frozen backbone
 
 
@@ -36,7 +39,18 @@ class _Losses(nn.Module):
         self.method = method
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.method.loss_terms(batch)
+        terms = self.method.loss_terms(batch)
+        return terms if batch.reviewed is None else {**terms, REVIEWED: self._on(batch.reviewed)}
+
+    def _on(self, rows: ReviewedRows) -> Tensor:
+        """Return the classifier's loss on reviewed rows.
+
+        They are normalised as in prediction: they are too few, and too alike, for statistics.
+        """
+        network = self.method.network
+        with network.rows_of(domain=norm.TARGET), norm.stored_statistics(self.method):
+            logits_RC = self.method.logits(network.features(rows.inputs))
+        return mean_cross_entropy(logits_RC, rows.labels_R) * rows.weight
 
 
 class Stepper:
@@ -52,8 +66,10 @@ class Stepper:
         settings: TrainingConfig,
         team: Team,
         bf16: bool,
+        reviewed: ReviewedLabels | None = None,
     ) -> None:
         self.method, self.views, self.settings, self.team = method, views, settings, team
+        self.reviewed = reviewed
         self.bf16 = bf16
         self.phase_losses: dict[bool, nn.Module] = {}
         self.tables: dict[str, Tensor] = {}
@@ -134,7 +150,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         with self._uphill(batch):
             terms = self._terms(batch, self._losses(batch.adapting))
-            self._weighted(self.method.loss(terms), batch).backward()  # type: ignore[no-untyped-call]
+            self._loss(terms, batch).backward()  # type: ignore[no-untyped-call]
         if self.settings.grad_clip > 0:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
         OPTIMIZERS[self.settings.optimizer].before_step(self.optimizer)
@@ -150,6 +166,11 @@ class Stepper:
         precision = mixed_precision(self.views.device, self.bf16)
         with self.method.network.rows_of(num_source=batch.num_source), precision:
             return losses(batch)
+
+    def _loss(self, terms: dict[str, Tensor], batch: Batch) -> Tensor:
+        own = {name: term for name, term in terms.items() if name != REVIEWED}
+        loss = self._weighted(self.method.loss(own), batch)
+        return loss if batch.reviewed is None else loss + terms[REVIEWED]
 
     def _weighted(self, loss: Tensor, batch: Batch) -> Tensor:
         """Weight a loss by its share of the batch, since gradients are averaged over processes."""
@@ -224,7 +245,23 @@ class Stepper:
             if adapting and self.method.views_per_image > 1
             else None,
             tables=tables,
+            reviewed=self._reviewed_rows(place, len(whole)) if adapting else None,
         )
+
+    def _reviewed_rows(self, place: int, others: int) -> ReviewedRows | None:
+        """Draw this process's reviewed rows of step `place`, which follow from the seed alone."""
+        if self.reviewed is None:
+            return None
+        known, seed, share = self.reviewed, self.settings.seed, self.settings.reviewed_share
+        count = max(self.team.size, round(others * share / (1 - share)))
+        # Labels are drawn as classes are: a window into an endless row of permutations.
+        (drawn_R,) = class_visits(len(known.images_R), count, place, 1, seed, "adapt.reviewed")
+        rows = np.arange(count)[self.team.share(count)]
+        generator = torch_generator("cpu", seed, "adapt.views.reviewed", place)
+        inputs = self.views.training_batch(known.images_R[drawn_R], rows, 0, generator)
+        labels_R = torch.from_numpy(known.labels_R[drawn_R[rows]])
+        weight = len(rows) * self.team.size / others
+        return ReviewedRows(inputs, labels_R.to(self.views.device, non_blocking=True), weight)
 
     @torch.no_grad()
     def average_buffers(self) -> None:

@@ -11,19 +11,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from certvol.data.batches import CyclePlan, hold_out
+from certvol.data.reviewed import ReviewedLabels
 from certvol.data.target_prior import TargetPrior, unknown_prior
 from certvol.data.views import Views
 from certvol.distributed import Team
 from certvol.errors import Interrupted, RunFailed
 from certvol.methods._base import AdaptationMethod
-from certvol.nn import norm
 from certvol.nn.acceleration import uses_bf16
 from certvol.nn.backbones import has_pretrained_weights
 from certvol.nn.norm import SOURCE, TARGET
-from certvol.predict.forward import Outputs, evaluating
+from certvol.predict.forward import Outputs, domain_at_start, evaluating, mode_at_start
 from certvol.progress import Reporter, Silent, StopSignal, percent
 from certvol.scores.validators import pretraining_warning, spreading_warning
 from certvol.settings import Config
@@ -60,6 +59,8 @@ class Task:
     """Steps of pretraining that are planned at a time."""
     known_prior: TargetPrior | None = None
     """What is known about the target's classes; None if nothing is."""
+    reviewed: ReviewedLabels | None = None
+    """Labels of target images that a person gave to train on."""
 
     @property
     def prior(self) -> TargetPrior:
@@ -82,6 +83,7 @@ class Trainer:
         self.keeper, self.reporter = keeper or Keeper(), reporter or Silent()
         self.stop_signal = stop_signal or StopSignal()
         self.num_classes = self.network.num_classes
+        self.start_domain = domain_at_start(self.config)
         self.cycle_steps = steps_per_cycle(self.settings, self.num_classes)
         self.log = TrainingLog(self.method, self.keeper, self.reporter)
         self.pace: Pace | None = None
@@ -93,11 +95,13 @@ class Trainer:
         self.planner = Planner(
             settings, kept, labels, task.prior, len(views.target), method.batches
         )
-        method.prior_shift_C = self.prior_shift()
+        shift_C = task.prior.shift(self.planner.trained_shares_C)
+        method.prior_shift_C = None if shift_C is None else shift_C.to(self.device)
         self.watch = Watch(method, views, held_out, labels, self.config, team)
-        self.labeller = Labeller(method, views, settings, team, chosen_rule(self.config))
+        reviewed, rule = task.reviewed, chosen_rule(self.config)
+        self.labeller = Labeller(method, views, settings, team, rule, reviewed)
         bf16 = uses_bf16(settings, self.network, self.device)
-        self.stepper = Stepper(method, views, settings, team, bf16)
+        self.stepper = Stepper(method, views, settings, team, bf16, reviewed)
         self.choice = ModelChoice(self.config.guard, task.prior.classes_expected)
         self.state = RunState(method, self.stepper, self.choice)
         self.trials = Trials(self)
@@ -106,15 +110,6 @@ class Trainer:
     @property
     def position(self) -> Position:
         return self.state.position
-
-    def prior_shift(self) -> Tensor | None:
-        """Return what the prior adds to the logits of a model trained on the source."""
-        shares_C = np.full(self.num_classes, 1 / self.num_classes)
-        if self.settings.batches == "plain":
-            counts_C = np.array([len(pool) for pool in self.planner.source_pools])
-            shares_C = counts_C / counts_C.sum()
-        shift_C = self.task.prior.shift(shares_C)
-        return None if shift_C is None else shift_C.to(self.device)
 
     # --- the phases
 
@@ -189,7 +184,7 @@ class Trainer:
             self._save_if_due()
         self.reporter.finish()
         self.stepper.start_teacher()
-        self._look(0, SOURCE)
+        self._look(0, self.start_domain)
         check_finite(self.method)
 
     def _begin_adaptation(self) -> None:
@@ -208,13 +203,14 @@ class Trainer:
     def start_in_norm_mode(self) -> None:
         """Score the pretrained model, then prepare adaptation in the position's norm mode."""
         self.stepper.start_teacher()
-        outputs = self._look(0, SOURCE)
+        outputs = self._look(0, self.start_domain)
         scores = self._scores(outputs)
         self.choice.start(scores)
         self.state.watched_N = outputs.labels_N
         self.keeper.log_scores(0, scores, outputs.probabilities_NC)
         self._check_prior()
-        self.stepper.set_norm_mode(self.position.mode)
+        if self.config.model.start is None:
+            self.stepper.set_norm_mode(self.position.mode)
         # Every stage of a method with stages starts without momentum, so the first does too.
         if self.settings.fresh_optimizer or self.method.stages > 1:
             self.stepper.new_optimizer()
@@ -225,7 +221,7 @@ class Trainer:
         if shift_C is None:
             return
         method.prior_shift_C = None
-        labels_N = self.watch.target(SOURCE).labels_N
+        labels_N = self.watch.target(self.start_domain).labels_N
         method.prior_shift_C = shift_C
         shares_C = np.bincount(labels_N, minlength=self.num_classes) / len(labels_N)
         if (warning := self.task.prior.contradiction(shares_C)) is not None:
@@ -270,6 +266,10 @@ class Trainer:
         source_SD = self.watch.features(SOURCE, kept)
         target_TD = self.watch.features(TARGET, np.arange(len(self.views.target)))
         labels_S = torch.from_numpy(self.task.source_labels[kept])
+        if (reviewed := self.task.reviewed) is not None:
+            source_SD = torch.cat([source_SD, target_TD[reviewed.images_R]])
+            labels_S = torch.cat([labels_S, torch.from_numpy(reviewed.labels_R)])
+            target_TD = target_TD[np.setdiff1d(np.arange(len(target_TD)), reviewed.none_U)]
         with evaluating(self.method, TARGET):
             self.method.fit_features(source_SD, labels_S, target_TD)
         self.reporter.advance(1)
@@ -280,8 +280,7 @@ class Trainer:
     def _deliver(self) -> Delivery:
         position, guard = self.position, self.config.guard
         self._judge_pretraining()
-        frozen = self.network.domains.mode == "frozen"
-        source_mode: norm.Mode = "frozen" if frozen else "mixed"
+        source_mode = mode_at_start(self.config, self.network.domains.mode)
         if self.method.teacher is not None:
             self.method.teacher.hand_over()
             self.method.teacher = None

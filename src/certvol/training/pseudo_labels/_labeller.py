@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data.reviewed import ReviewedLabels
 from certvol.data.target_prior import ABSENT
 from certvol.data.views import Views
 from certvol.device import evaluation_batch
@@ -34,9 +36,10 @@ class Labeller:
         settings: TrainingConfig,
         team: Team,
         rule: PseudoLabelRule,
+        reviewed: ReviewedLabels | None = None,
     ) -> None:
         self.method, self.views, self.settings, self.team = method, views, settings, team
-        self.rule = rule
+        self.rule, self.reviewed = rule, reviewed
         self.bf16 = uses_bf16(settings, method.network, views.device)
         frozen = method.network.trained_part == "head" and method.network.adapter is None
         self.fixed_features = frozen and settings.label_view == "test"
@@ -85,7 +88,9 @@ class Labeller:
             between_chunks()
             probabilities_NC, _ = self._predict(chunk_N, cycle, number)
             labels_N = self.rule.labels(probabilities_NC)
-            return lambda: np.asarray(self.team.gather(labels_N.cpu().numpy()))
+            return lambda: self._corrected(
+                chunk_N, np.asarray(self.team.gather(labels_N.cpu().numpy()))
+            )
 
         return fill_pools(label_chunk, order, needed_C, self.chunk_size, everything)
 
@@ -118,6 +123,7 @@ class Labeller:
 
     def label_target(self, survey: Survey) -> Labelled:
         """Label the whole target, by the method if it does so itself, else by the rule."""
+        survey = self._with_reviewed(survey)
         with evaluating(self.method, TARGET):
             if self.method.labels_whole_target:
                 found = self.method.label_target(survey)
@@ -125,7 +131,11 @@ class Labeller:
                 found = Labelled(self.rule.label_target(survey))
         # Tensors made in inference mode cannot train: clone them.
         tables = {name: table.clone() for name, table in found.tables.items()}
-        labelled = Labelled(self._without_absent(found.labels_N.clone()), tables)
+        labels_N = self._without_absent(found.labels_N.clone())
+        if self.reviewed is not None:
+            corrected_N = self._corrected(np.arange(len(labels_N)), labels_N.cpu().numpy())
+            labels_N = torch.from_numpy(corrected_N).to(labels_N.device)
+        labelled = Labelled(labels_N, tables)
         notes = [
             tensor
             for name, tensor in self.method.named_buffers()
@@ -133,6 +143,19 @@ class Labeller:
         ]
         self.team.copy_from_main([labelled.labels_N, *tables.values(), *notes])
         return labelled
+
+    def _corrected(self, images_N: Indices, labels_N: Indices) -> Indices:
+        return labels_N if self.reviewed is None else self.reviewed.correct(images_N, labels_N)
+
+    def _with_reviewed(self, survey: Survey) -> Survey:
+        """Make the model sure of reviewed images, so that their neighbours follow their labels."""
+        if self.reviewed is None:
+            return survey
+        probabilities_NC = survey.probabilities_NC.clone()
+        images_R, labels_R = self.reviewed.images_R, self.reviewed.labels_R
+        probabilities_NC[images_R] = 0
+        probabilities_NC[images_R, labels_R] = 1
+        return replace(survey, probabilities_NC=probabilities_NC)
 
     def _without_absent(self, labels_N: Tensor) -> Tensor:
         """Leave out images with a label that the target prior rules out.

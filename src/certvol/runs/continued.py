@@ -1,0 +1,74 @@
+"""Continue from a finished run: take over its settings, and find the weights to start from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from certvol.data.folders import printable
+from certvol.errors import UserError
+from certvol.runs.checkpoint import read_about
+from certvol.runs.folder import RunFolder
+from certvol.settings import ModelConfig, absolute_path, read_settings_file
+
+
+def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with which a new run continues from the one at `path`.
+
+    `given` overrides them, except for those on which the weights or the held-out images depend.
+    """
+    run = RunFolder(path)
+    shown = printable(str(run.path))
+    if not run.holds_a_run:
+        raise UserError(f"{shown} holds no run (config.yaml is missing); give a run's folder")
+    if not run.finished:
+        raise UserError(
+            f"the run {shown} is not complete; resume it with `certvol adapt --resume {shown}`"
+        )
+    run.check_links()
+    settings = read_settings_file(run.config)
+    settings |= {
+        "model.start": absolute_path(str(path)),
+        "model.norm": _about(run.model)["norm"],
+        "training.pretrain_steps": 0,
+        "data.target_labels": None,
+    }
+    for name in ("method.name", "model.norm", "training.pretrain_steps", "training.seed"):
+        if name in given and str(given[name]) != str(settings.get(name)):
+            raise UserError(
+                f"`{name}` stays {settings.get(name)} when a run continues from {shown}; leave it "
+                "out, or start a run of its own"
+            )
+    return settings
+
+
+def start_weights(run: RunFolder, model: ModelConfig, classes: list[str]) -> Path | None:
+    """Return the weights that a run starts from; None if it pretrains.
+
+    A run keeps them once it has begun, so it does not need the other run to resume.
+    """
+    if model.start is None:
+        return None
+    place = run.pretrained if run.pretrained.exists() else RunFolder(model.start).model
+    if not place.exists():
+        raise UserError(
+            f"{printable(str(place))} is missing, which `model.start` continues from; give the "
+            "folder of a complete run"
+        )
+    about = _about(place)
+    if about["classes"] != classes:
+        raise UserError(
+            f"the run {printable(model.start)} has other classes than the source; continue with "
+            "the source that it was trained on"
+        )
+    return place
+
+
+def _about(weights: Path) -> dict[str, Any]:
+    try:
+        found = read_about(weights)
+        return {"classes": found["classes"], "norm": found["norm"]}
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
+        shown = printable(str(weights))
+        raise UserError(f"weights file {shown} is damaged or not certvol's: {error}") from None

@@ -1,0 +1,135 @@
+"""The answers that a run is given: which train, which judge, and RUN/labels.csv, which keeps them.
+
+Answers of the kind `chosen` train. Those of the kind `random` stay out of training, so that they
+can judge the run's model as they judged the one before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from certvol.data.folders import printable
+from certvol.data.reviewed import ReviewedLabels, reviewed_labels
+from certvol.data.target_prior import TargetPrior
+from certvol.errors import UserError
+from certvol.files import fingerprint_of, write_atomically
+from certvol.progress import Reporter
+from certvol.runs.folder import RunFolder
+from certvol.runs.review_labels import COLUMNS, Review, clean_path, read_review, review_cells
+from certvol.runs.tables import csv_text
+from certvol.settings import Config
+
+
+@dataclass(frozen=True, eq=False)
+class GivenLabels:
+    """The answers about images of the target, and those of them that train, by image number."""
+
+    reviews: Sequence[Review]
+    training: ReviewedLabels | None
+    """None if no answer trains, and the run has no cycles of adaptation either."""
+
+    @property
+    def fingerprint(self) -> str:
+        known = self.training
+        parts = [known.images_R, known.labels_R, known.none_U] if known else []
+        return fingerprint_of(*(part.tobytes() for part in parts))
+
+    def check(self, unfit: str | None, prior: TargetPrior, classes: Sequence[str]) -> None:
+        """Refuse labels that contradict the prior, or a method that is `unfit` to train on them."""
+        if self.training is None:
+            return
+        if unfit is not None:
+            raise UserError(
+                f"{unfit} does not train on the target, so it has no use for reviewed labels; "
+                "choose another method"
+            )
+        labels_R = self.training.labels_R
+        if len(outside := labels_R[~prior.allowed_C[labels_R]]):
+            raise UserError(
+                f"a reviewed image shows `{printable(classes[outside[0]])}`, which the target "
+                "prior rules out; change `data.target_classes` or `data.target_prior`"
+            )
+
+    def keep(self, run: RunFolder) -> None:
+        """Write RUN/labels.csv, and RUN/review.csv, which further answers are added to."""
+        rows = [review_cells(each) for each in self.reviews]
+        data = csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape")
+        for place in (run.labels, run.review):
+            if run.writes and not place.exists():
+                write_atomically(place, data)
+
+
+def trains(review: Review) -> bool:
+    """Return whether a run that is given this answer uses it in training."""
+    return review.kind == "chosen" and review.answer != "unsure"
+
+
+def trained_on(run: RunFolder) -> set[str]:
+    """Return the paths of the target images whose answers the run trained on."""
+    if not run.labels.exists():
+        return set()
+    return {each.path for each in read_review(run.labels) if trains(each)}
+
+
+def read_given(
+    run: RunFolder,
+    config: Config,
+    classes: Sequence[str],
+    paths: Sequence[str],
+    reporter: Reporter,
+) -> GivenLabels | None:
+    """Read the labels of `data.target_labels`, or those that a resumed run has kept.
+
+    `paths` are those of the target images. None without the setting.
+    """
+    data = config.data
+    if data.target_labels is None:
+        return None
+    place = run.labels if run.labels.exists() else Path(data.target_labels)
+    shown = printable(str(place))
+    reviews = read_review(place, classes)
+    image_of = {clean_path(path): image for image, path in enumerate(paths)}
+    found = [each for each in reviews if each.path in image_of]
+    if len(found) < len(reviews):
+        lost = next(each.path for each in reviews if each.path not in image_of)
+        text = (
+            f"{len(reviews) - len(found)} of the {len(reviews)} images in {shown} are not among "
+            f"the target images, such as {printable(lost)}"
+        )
+        if not found:
+            raise UserError(f"{text}; give the labels of this target")
+        reporter.warn(text)
+    if data.label_kinds == "all":
+        found = [
+            each if each.answer == "unsure" else replace(each, kind="chosen") for each in found
+        ]
+    training = _training(found, image_of, classes)
+    if training is None and config.training.cycles > 0:
+        raise UserError(_nothing_trains(found, shown))
+    return GivenLabels(found, training)
+
+
+def _training(
+    reviews: Sequence[Review], image_of: dict[str, int], classes: Sequence[str]
+) -> ReviewedLabels | None:
+    known_N: NDArray[np.int64] = np.full(len(image_of), -1, np.int64)
+    number = {name: label for label, name in enumerate(classes)}
+    for each in filter(trains, reviews):
+        if each.label is not None:
+            known_N[image_of[each.path]] = number[each.label]
+    none = [image_of[each.path] for each in filter(trains, reviews) if each.label is None]
+    return reviewed_labels(known_N, np.array(none, dtype=np.int64))
+
+
+def _nothing_trains(reviews: Sequence[Review], shown: str) -> str:
+    random = sum(each.kind == "random" and each.answer == "class" for each in reviews)
+    if random == 0:
+        return f"{shown} holds no label to train on; label images with `certvol review RUN`"
+    return (
+        f"the {random} labels in {shown} are of random images, which judge the model and do not "
+        "train it; label chosen images too, train on all with `--data.label_kinds all`, or only "
+        "calibrate with `--training.cycles 0`"
+    )
