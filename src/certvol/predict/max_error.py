@@ -141,7 +141,7 @@ def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int
         )
     if found.needed is None:
         return f"{text}. More labels would hardly help; give a larger --max-error"
-    text += f". About {found.needed} random labels should"
+    text += f". About {found.needed} random labels should be enough"
     if found.needed > images:
         return f"{text}, but the target has {images} images only; give a larger --max-error"
     command = f"certvol review {printable(str(run.path))} --labels {found.needed}"

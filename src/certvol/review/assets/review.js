@@ -119,7 +119,7 @@ function showFigures() {
   const limit = `if at most ${percent(found.risk)} may be wrong`;
   if (rule.threshold !== null) put("threshold", percent(rule.coverage), `of all images ${limit}`);
   else if (rule.needed > found.images) put("threshold", "–", `${limit}: the target has too few images to prove it`);
-  else if (rule.needed !== null) put("threshold", "–", `${limit}: not proved yet, about ${rule.needed} random labels should do`);
+  else if (rule.needed !== null) put("threshold", "–", `${limit}: not proved yet, about ${rule.needed} random labels should be enough`);
   else put("threshold", "none", `${limit}: the most certain images are wrong too often so far`);
   $("more").hidden = !found.to_halve;
   put("more", `+ ${found.to_halve}`, "random labels");
