@@ -9,6 +9,8 @@
     python benchmarks/robustness.py --out robustness --only 'digits/*/partial/*'
     python benchmarks/robustness.py --features features --out robustness \
         --variant lame=training.pseudo_labels=lame,training.cycles=6
+    python benchmarks/robustness.py --features features --out robustness \
+        --variant right-prior=data.target_prior=right    # the true share of each class, as a CSV
 
 Digits need no data: `certvol` makes them, and `small_cnn` is trained. Everything else is frozen
 features, BACKBONE_DOMAIN.npz. Domains whose files are missing are left out.
@@ -34,8 +36,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
-from robustness_data import CONDITIONS, Task, digit_tasks, feature_tasks
+from robustness_data import CONDITIONS, Labels, Task, digit_tasks, feature_tasks
 
 # What `certvol adapt` did before it compared target images with each other.
 BEFORE: dict[str, Any] = {
@@ -49,6 +52,7 @@ BEFORE: dict[str, Any] = {
     "guard.action": "back",
     "data.target_prior": "unknown",
 }
+RIGHT = "right"  # stands for a CSV of the target's true shares
 VARIANTS: dict[str, dict[str, Any]] = {
     "source_only": {"method.name": "source_only"},
     "basic": {"method.name": "basic", **BEFORE},
@@ -110,6 +114,10 @@ def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
         source = cell.task.source.write(part.source, place / "source")
         target = cell.task.target.write(part.target, place / "target")
         preset, given = settings_of(cell)
+        if given.get("data.target_prior") == RIGHT:
+            shares = place / "shares.csv"
+            write_shares(cell.task.target.labels()[part.target], shares)
+            given = {**given, "data.target_prior": str(shares)}
         nested: dict[str, dict[str, Any]] = {}
         for name, value in flatten(given, "settings").items():
             section, _, setting = name.partition(".")
@@ -129,6 +137,13 @@ def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
             "why": run.delivery.why,
         }
     return line
+
+
+def write_shares(labels: Labels, path: Path) -> None:
+    """Write how often each class occurs, as `data.target_prior` reads it."""
+    names, counts = np.unique(labels, return_counts=True)
+    rows = [f"{name},{count}" for name, count in zip(names, counts, strict=True)]
+    path.write_text("\n".join(["class,share", *rows]) + "\n")
 
 
 def settings_of(cell: Cell) -> tuple[str, dict[str, Any]]:

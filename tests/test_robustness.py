@@ -170,6 +170,18 @@ def test_the_table_averages_seeds_before_it_names_the_worst_task(bench: ModuleTy
     assert "| full | x | 4 | 55.0 | 54.0 | -1.0 | B-A -2.0 | 25 % | 5 |" in text
 
 
+def test_the_right_prior_holds_the_true_shares(bench: ModuleType, tmp_path: Path) -> None:
+    from certvol.data.target_prior import read_prior
+    from certvol.settings.sections import DataConfig
+
+    bench.write_shares(labels(3, 1), tmp_path / "shares.csv")
+    config = DataConfig(target_prior=str(tmp_path / "shares.csv"))
+    classes = ["class-00", "class-01", "class-02"]
+    prior = read_prior(config, classes, np.arange(3))
+    assert prior.shares_C is not None
+    assert prior.shares_C.tolist() == [0.75, 0.25, 0.0]
+
+
 def test_cells_are_filtered_by_patterns(bench: ModuleType, data: ModuleType) -> None:
     domain = data.Domain(Path("x.npz"))
     tasks = [data.Task("d", name, domain, domain) for name in ("A-B", "B-A")]
