@@ -1,7 +1,7 @@
 """Train, evaluate and extract from Python: the functions behind the commands of these names."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from certvol import methods
 from certvol.data.batches import hold_out
+from certvol.data.sources import expand_domains, joined, places_of, with_sources
 from certvol.data.target_prior import WORDS
 from certvol.distributed import join_team
 from certvol.errors import UserError
@@ -82,7 +83,7 @@ def resolve_settings(
 
 
 def adapt(
-    source: str | Path | None = None,
+    source: str | Path | Sequence[str | Path] | None = None,
     target: str | Path | None = None,
     out: str | Path | None = None,
     *,
@@ -100,9 +101,10 @@ def adapt(
 
     Settings are given by section: `adapt(S, T, out="run", training={"cycles": 40},
     method={"name": "basic"})`. `from_run` starts from the delivered model of a complete run, with
-    its folders and settings, instead of pretraining. `target_labels` is a CSV of reviewed target
-    images to train on. `resume` continues a run that was stopped, with the settings that it began
-    with. If its config.yaml was edited, `accept_changes` continues with the new ones.
+    its folders and settings, instead of pretraining. `source` may be a list of several, which are
+    joined. `target_labels` is a CSV of reviewed target images to train on. `resume` continues a run
+    that was stopped, with the settings that it began with. If its config.yaml was edited,
+    `accept_changes` continues with the new ones.
     """
     reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
@@ -114,13 +116,13 @@ def adapt(
         return _resume(RunFolder(resume), reporter, stop_signal, accept_changes)
     if accept_changes:
         raise UserError("--accept-changes is for --resume: a new run has no earlier settings")
-    places = {
-        "data.source": source,
-        "data.target": target,
-        "data.target_labels": target_labels,
-    }
+    places = {"data.target": target, "data.target_labels": target_labels}
     given = {name: str(place) for name, place in places.items() if place is not None}
-    given = {**flatten(settings, "settings"), **given}
+    of_sources: dict[str, Any] = {}
+    if source is not None:
+        first, *more = [source] if isinstance(source, str | Path) else source
+        of_sources = {"data.source": str(first), "data.more_sources": joined(more)}
+    given = {**flatten(settings, "settings"), **of_sources, **given}
     resolved = resolve_settings(preset, config, given, from_run)
     resolved = _with_absolute_paths(resolved)
     for name in ("source", "target"):
@@ -131,7 +133,8 @@ def adapt(
             )
     if out is None or not str(out):
         raise UserError("no folder for the run given; add --out FOLDER")
-    check_outside(out, [resolved.data.source, resolved.data.target])
+    resolved = _with_domains(resolved, reporter)
+    check_outside(out, [*places_of(resolved.data), resolved.data.target])
     team, device = join_team(resolved.training.device)
     run = RunFolder(out, writes=team.main)
     if team.main:
@@ -234,10 +237,21 @@ def _with_absolute_paths(config: Config) -> Config:
     def absolute(section: Any, *names: str) -> Any:
         return replace(section, **{name: absolute_path(getattr(section, name)) for name in names})
 
-    files = ("source", "target", "target_labels", "cache_dir")
+    files = ("target", "target_labels", "cache_dir")
     prior = () if config.data.target_prior in WORDS else ("target_prior",)
     data = absolute(config.data, *files, *prior)
+    if data.source is not None:
+        data = with_sources(data, [str(absolute_path(place)) for place in places_of(data)])
     return replace(config, data=data, model=absolute(config.model, "weights", "start"))
+
+
+def _with_domains(config: Config, reporter: Reporter) -> Config:
+    """Replace a source that is a folder of domains by these domains, without the target."""
+    places, said = expand_domains(places_of(config.data), config.data.target)
+    if said is None:
+        return config
+    reporter.say(said)
+    return replace(config, data=with_sources(config.data, places))
 
 
 def extract(

@@ -149,7 +149,7 @@ def test_settings_that_a_closed_form_method_changes_are_planned(
     assert planned.model.train == ("all" if weights == "none" else "head")
     source = write_domain(tmp_path / "source", 4)
     target = write_domain(tmp_path / "target", 4, seed=1)
-    job = plan.BenchmarkJob("A-B", "coral", 0, tmp_path, source, target)
+    job = plan.BenchmarkJob("A-B", "coral", 0, tmp_path, (source,), target)
     job.settings.parent.mkdir()
     job.settings.write_text(planned.to_yaml())
     certvol.adapt(source, target, job.folder, config=job.settings)

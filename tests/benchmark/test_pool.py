@@ -17,14 +17,14 @@ PLAYED = """
 import json, os, signal, sys, time
 from pathlib import Path
 for line in sys.stdin:
-    log, run, settings, source, target, seed = json.loads(line)
+    log, run, settings, sources, target, seed = json.loads(line)
     sys.stderr = open(log, "a", buffering=1)
     run, code = Path(run), 0
     tries = run.parent / (run.name + ".tries")
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
     gpu, threads = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"))
     print("gpu", gpu, "threads", threads, file=sys.stderr)
-    what = Path(source).name
+    what = Path(sources[0]).name
     if what == "fails":
         print("certvol: the reason is this", file=sys.stderr)
         code = 2
@@ -59,7 +59,7 @@ def _played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _job(out: Path, behaviour: str, number: int = 0) -> BenchmarkJob:
-    return BenchmarkJob("A-B", behaviour, number, out, Path(behaviour), Path("target"))
+    return BenchmarkJob("A-B", behaviour, number, out, (Path(behaviour),), Path("target"))
 
 
 def _run(

@@ -47,7 +47,7 @@ def test_an_unreachable_address_is_reported_at_once(
 def test_a_job_returns_its_failure_and_is_tried_again_if_its_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
+    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, (tmp_path,), tmp_path)
     monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", "echo certvol: no >&2; exit 2"])
     outcome = ray_pool.run_job(job)
     assert (outcome.status, outcome.code, outcome.reason) == ("failed", 2, "no")
@@ -59,7 +59,7 @@ def test_a_job_returns_its_failure_and_is_tried_again_if_its_process_dies(
 def test_a_killed_attempt_counts_in_the_time_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
+    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, (tmp_path,), tmp_path)
     first = f"{tmp_path}/first"
     script = (
         f"test -e {first} && echo certvol: no >&2 && exit 2; touch {first}; sleep 1; kill -9 $$"

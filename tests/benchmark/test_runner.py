@@ -60,6 +60,15 @@ def test_every_run_is_made_once(tmp_path: Path, benchmark: Benchmark, played: Pl
     assert (tmp_path / "table.md").read_text() == before
 
 
+def test_a_task_with_several_sources_gets_all_their_folders(
+    tmp_path: Path, benchmark: Benchmark, played: Played
+) -> None:
+    benchmark(tasks=["T+F-B"], methods=["basic"], seeds=[0])
+    (job,) = played.jobs
+    assert [place.name for place in (*job.sources, job.target)] == ["thin", "fonts", "bold"]
+    assert job.folder == tmp_path / "runs" / "T+F-B" / "basic" / "0"
+
+
 @pytest.mark.parametrize("keep", ["chosen", "all"])
 def test_finished_runs_keep_no_checkpoints(
     tmp_path: Path, benchmark: Benchmark, played: Played, keep: str
@@ -275,7 +284,7 @@ def test_classes_by_other_names_are_linked_and_the_folder_can_move(
     made = len(played.jobs)
     link = tmp_path / "out" / "data" / "amazon" / "back_pack"
     assert link.readlink() == root / "amazon" / "backpack"
-    assert played.jobs[0].source == link.parent
+    assert played.jobs[0].sources == (link.parent,)
     (tmp_path / "out").rename(tmp_path / "moved")
     benchmark(**caltech, out=tmp_path / "moved")
     assert len(played.jobs) == made

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from certvol.data.batches import (
+    Mixture,
     batch_shape,
     by_class,
     class_visits,
@@ -200,3 +201,42 @@ def test_plain_batches_keep_the_class_frequencies() -> None:
         np.arange(100), labels, np.empty((20, 0), dtype=np.int64), labels[:0], 10, rng
     )
     assert np.bincount(plan.labels_SN.ravel()).tolist() == [180, 20]
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"), [([1, 1], [24, 24]), ([2, 1], [32, 16]), ([1, 7], [6, 42])]
+)
+def test_each_source_has_its_share_of_every_class(shares: list[int], expected: list[int]) -> None:
+    """The second source is three times as large; class 1 occurs in the first alone."""
+    one, two = _pools([5, 4]), _pools([15, 0], 100)
+    weights = np.array(shares) / sum(shares)
+    source = [Mixture(parts, weights) for parts in zip(one, two, strict=True)]
+    shape, visits = batch_shape(16, 2), np.array([[0, 1]] * 6)
+    plan = plan_source_cycle(source, visits, shape, np.random.default_rng(0))
+    first, second = plan.images_SN[:, :8], plan.images_SN[:, 8:]
+    counts = [int((first < 100).sum()), int((first >= 100).sum())]
+    assert counts == expected
+    of_batch = (first < 100).sum(axis=1)
+    assert np.ptp(of_batch) <= 1  # each batch has the shares, as nearly as whole images can
+    assert (second < 100).all()
+    drawn = np.bincount(first[first >= 100] - 100, minlength=15)
+    assert np.ptp(drawn) <= 1
+
+
+def test_plain_batches_have_the_shares_too() -> None:
+    source = Mixture(_pools([3, 30]), np.array([0.5, 0.5]))
+    drawn = draw_plain(source, steps=5, per_step=8, rng=np.random.default_rng(0))
+    assert ((drawn < 3).sum(axis=1) == 4).all()
+
+
+def test_a_mixture_of_one_source_draws_all_of_it_once() -> None:
+    source = Mixture([np.arange(6), np.empty(0, np.int64)], np.array([0.5, 0.5]))
+    drawn = draw_plain(source, steps=2, per_step=3, rng=np.random.default_rng(0))
+    assert sorted(drawn.ravel().tolist()) == list(range(6))
+    with pytest.raises(ValueError, match="without images"):
+        plan_source_cycle(
+            [Mixture([np.empty(0, np.int64)], np.ones(1))],
+            np.zeros((1, 1), np.int64),
+            batch_shape(8, 1),
+            np.random.default_rng(0),
+        )

@@ -56,7 +56,11 @@ def test_clean_files_have_no_findings(tmp_path: Path) -> None:
         ("source", {"features": np.full((12, 4), np.nan)}, "source: .* not finite"),
         ("source", {"features": None}, "source: .* has no array `features`"),
         ("target", {"features": np.zeros((0, 4))}, "target: .* should be numbers of shape"),
-        ("target", {"features": np.ones((9, 5)), "paths": None}, "4 dimensions and the target's 5"),
+        (
+            "target",
+            {"features": np.ones((9, 5)), "paths": None},
+            "have 4 dimensions, those of the target 5",
+        ),
         ("target", {"labels": np.ones((9, 2))}, "target: `labels`"),
     ],
 )
@@ -79,7 +83,7 @@ def test_a_file_that_adapt_would_refuse_is_an_error_and_the_other_is_still_read(
 def test_features_of_other_backbones_damaged_and_missing_files_are_reported(tmp_path: Path) -> None:
     source = written(tmp_path, "source", about=np.array("a"))
     target = written(tmp_path, "target", about=np.array("b"))
-    assert "made by a and the target's by b" in texts(check(source, target, CONFIG), "error")[0]
+    assert "made by a, those of the target by b" in texts(check(source, target, CONFIG), "error")[0]
     target.write_bytes(target.read_bytes()[:100])
     assert "damaged" in texts(check(source, target, CONFIG), "error")[0]
     target.unlink()

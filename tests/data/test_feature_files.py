@@ -147,11 +147,13 @@ def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 def test_features_of_two_backbones_are_not_comparable(tmp_path: Path) -> None:
     first = open_target_features(written(tmp_path, about=np.array("resnet")))
-    with pytest.raises(UserError, match=r"4 dimensions and the target's 3"):
+    with pytest.raises(UserError, match=r"have 4 dimensions, those of the target 3"):
         check_comparable(
             first, open_target_features(written(tmp_path, "g.npz", features=ROWS[:, :3]))
         )
-    with pytest.raises(UserError, match="made by resnet and the target's by vit"):
+    with pytest.raises(
+        UserError, match="of the source were made by resnet, those of the target by vit"
+    ):
         check_comparable(
             first, open_target_features(written(tmp_path, "h.npz", about=np.array("vit")))
         )

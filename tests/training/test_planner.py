@@ -6,7 +6,7 @@ import pytest
 from certvol.data.target_prior import unknown_prior
 from certvol.methods import discover
 from certvol.settings import TrainingConfig
-from certvol.training.planner import Planner, adaptation_rate, stage_of, steps_per_cycle
+from certvol.training.planner import Planner, SourceRows, adaptation_rate, stage_of, steps_per_cycle
 
 SOURCE_LABELS = np.array([0] * 20 + [1] * 4 + [2] * 4)
 TARGET_LABELS = np.array([0] * 28 + [1, 2])
@@ -15,7 +15,8 @@ TARGET_LABELS = np.array([0] * 28 + [1, 2])
 def _planner(batches: str, usual: Literal["balanced", "plain"]) -> Planner:
     settings = TrainingConfig(batch_size=24, batches=batches, class_power=0.0)  # type: ignore[arg-type]
     kept, prior = np.arange(len(SOURCE_LABELS)), unknown_prior(3)
-    return Planner(settings, kept, SOURCE_LABELS, prior, len(TARGET_LABELS), usual)
+    source = SourceRows(kept, SOURCE_LABELS)
+    return Planner(settings, source, prior, len(TARGET_LABELS), usual)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class BenchmarkJob(RunIdentity):
     """One run of the benchmark in the folder `out`."""
 
     out: Path
-    source: Path
+    sources: tuple[Path, ...]
     target: Path
 
     @property

@@ -14,10 +14,10 @@ from certvol.settings import Config, flatten, read_settings_file
 
 # Settings that change where and how fast a run computes, but not its result, and the seed.
 WITHOUT_EFFECT = frozenset(
-    "data.source data.target data.cache_dir data.cache_limit_gb data.workers data.device_share "
-    "data.max_megapixels data.decode_seconds training.device training.seed training.log_every "
-    "training.tensorboard training.checkpoint_seconds training.checkpoint_previous "
-    "training.compile training.record model.hub guard.keep".split()
+    "data.source data.more_sources data.target data.cache_dir data.cache_limit_gb data.workers "
+    "data.device_share data.max_megapixels data.decode_seconds training.device training.seed "
+    "training.log_every training.tensorboard training.checkpoint_seconds "
+    "training.checkpoint_previous training.compile training.record model.hub guard.keep".split()
 )
 
 

@@ -93,13 +93,13 @@ class _Benchmark:
             for method in self.configs
         ]
 
-    def _folders_of(self, task: str) -> tuple[Path, Path]:
-        """Return the folders of a task's source and target."""
-        source, target = self.suite.domains_of(task) or ("", "")
-        folders = [
-            self.located[letter].for_runs(self.data).absolute() for letter in (source, target)
-        ]
-        return folders[0], folders[1]
+    def _folders_of(self, task: str) -> tuple[tuple[Path, ...], Path]:
+        """Return the folders of a task's sources and target."""
+        letters = self.suite.domains_of(task) or ()
+        *sources, target = (
+            self.located[letter].for_runs(self.data).absolute() for letter in letters
+        )
+        return tuple(sources), target
 
     def _find_earlier(self) -> list[RunKey]:
         """Return the runs of other calls with this folder, which belong in its tables too."""

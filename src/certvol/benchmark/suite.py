@@ -72,22 +72,33 @@ class Suite:
         """The tasks of the suite and of all its variants."""
         return list(dict.fromkeys([*self.tasks, *(t for v in self.variants.values() for t in v)]))
 
-    def domains_of(self, task: str) -> tuple[str, str] | None:
-        """Return the letters of a task's source and target; None if the suite has no such task."""
-        source, _, target = task.partition("-")
-        known = self.letters
-        if source not in known or target not in known or known[source].classes:
+    def domains_of(self, task: str) -> tuple[str, ...] | None:
+        """Return the letters of a task's sources, then its target's; None if there is no such task.
+
+        `A-W` has one source, `A+D-W` has two.
+        """
+        sources, _, target = task.partition("-")
+        letters, known = (*sources.split("+"), target), self.letters
+        if any(letter not in known for letter in letters):
             return None
-        return None if known[source].folders == known[target].folders else (source, target)
+        if any(known[letter].classes for letter in letters[:-1]):
+            return None
+        folders = {known[letter].folders for letter in letters}
+        return letters if len(folders) == len(letters) else None
 
     def classes_of(self, task: str) -> tuple[str, ...]:
         """Return the names of the classes that a task's target has; empty if unknown."""
         known = self.domains_of(task)
-        return (self.letters[known[1]].classes if known else ()) or self.class_names
+        return (self.letters[known[-1]].classes if known else ()) or self.class_names
 
 
 def all_pairs(letters: str) -> tuple[str, ...]:
     return tuple(f"{a}-{b}" for a, b in permutations(letters, 2))
+
+
+def multi_source_tasks(letters: str) -> tuple[str, ...]:
+    """Return a task for each domain as the target, with all others as sources."""
+    return tuple(f"{'+'.join(a for a in letters if a != b)}-{b}" for b in letters)
 
 
 def partial_targets(domains: Sequence[Domain], classes: Sequence[str]) -> tuple[Domain, ...]:

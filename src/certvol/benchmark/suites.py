@@ -9,6 +9,7 @@ from certvol.benchmark.suite import (
     OwnImages,
     Suite,
     all_pairs,
+    multi_source_tasks,
     partial_targets,
     partial_tasks,
 )
@@ -101,7 +102,10 @@ _SUITES = (
         summary="office objects in shop pictures and from two cameras, 31 classes",
         domains=OFFICE_DOMAINS + partial_targets(OFFICE_DOMAINS, CALTECH_CLASSES),
         tasks=OFFICE_TASKS,
-        variants={"partial": partial_tasks(OFFICE_TASKS, CALTECH_CLASSES)},
+        variants={
+            "partial": partial_tasks(OFFICE_TASKS, CALTECH_CLASSES),
+            "multi-source": multi_source_tasks("ADW"),
+        },
         classes=31,
         class_names=OFFICE_CLASSES,
         where="the authors' page (Saenko et al., ECCV 2010: `domain_adaptation_images`)",
@@ -116,6 +120,7 @@ _SUITES = (
             Domain("W", ("webcam", "Webcam"), 295),
         ),
         tasks=all_pairs("ACDW"),
+        variants={"multi-source": multi_source_tasks("ACDW")},
         classes=10,
         class_names=CALTECH_CLASSES,
         class_aliases=CALTECH_ALIASES,
@@ -178,7 +183,10 @@ _SUITES = (
         summary="household and office objects in four styles, 65 classes",
         domains=HOME_DOMAINS + partial_targets(HOME_DOMAINS, HOME_FIRST),
         tasks=all_pairs("ACPR"),
-        variants={"partial": partial_tasks(all_pairs("ACPR"), HOME_FIRST)},
+        variants={
+            "partial": partial_tasks(all_pairs("ACPR"), HOME_FIRST),
+            "multi-source": multi_source_tasks("ACPR"),
+        },
         classes=65,
         where="the authors' page (Venkateswara et al., CVPR 2017)",
     ),
@@ -194,7 +202,7 @@ _SUITES = (
             Domain("S", ("sketch",), None),
         ),
         tasks=all_pairs("CPRS"),
-        variants={"all": all_pairs("CIPQRS")},
+        variants={"all": all_pairs("CIPQRS"), "multi-source": multi_source_tasks("CIPQRS")},
         classes=345,
         backbone="resnet101",
         where="the authors' page (Peng et al., ICCV 2019: DomainNet, cleaned version, with the "
@@ -213,6 +221,7 @@ _SUITES = (
             Domain("S", ("sketch",), 3929),
         ),
         tasks=all_pairs("ACPS"),
+        variants={"multi-source": multi_source_tasks("ACPS")},
         classes=7,
         class_names=PACS_CLASSES,
         where="the authors' page (Li et al., ICCV 2017)",
@@ -227,6 +236,7 @@ _SUITES = (
             Domain("V", ("VOC2007", "PASCAL"), None),
         ),
         tasks=all_pairs("CLSV"),
+        variants={"multi-source": multi_source_tasks("CLSV")},
         classes=5,
         class_names=VLCS_CLASSES,
         where="the images of Fang et al. (ICCV 2013), sorted into class folders as DomainBed does",
@@ -259,7 +269,8 @@ def find_tasks(suite: Suite, asked: Sequence[str] | None, variant: str | None) -
         if suite.domains_of(task) is None:
             known = ", ".join(f"{d.letter} {d.folders[0]}" for d in suite.domains)
             raise UserError(
-                f"{suite.name} has no task `{task}`; give SOURCE-TARGET of two domains ({known})"
+                f"{suite.name} has no task `{task}`; give SOURCE-TARGET of two domains, or "
+                f"SOURCE+SOURCE-TARGET ({known})"
             )
     return tasks
 

@@ -48,10 +48,12 @@ class Worker:
         self.log_start = job.log.stat().st_size if job.log.exists() else 0
         if self.process is None or self.process.poll() is not None:
             self.process = self._launch(job.log)
-        words = [job.log, job.folder, job.settings, job.source, job.target, job.seed]
+        sources = [str(source) for source in job.sources]
+        places = [str(place) for place in (job.log, job.folder, job.settings)]
+        order = [*places, sources, str(job.target), str(job.seed)]
         stdin = _pipe(self.process.stdin)
         with contextlib.suppress(BrokenPipeError):  # it has just died: `outcome` will say so
-            stdin.write(json.dumps([str(word) for word in words]).encode() + b"\n")
+            stdin.write(json.dumps(order).encode() + b"\n")
             stdin.flush()
 
     def _launch(self, log: Path) -> subprocess.Popen[bytes]:

@@ -45,10 +45,11 @@ def main(parent: int) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     code, compiled = 0, CompiledNetworks()
     while code == 0 and (line := orders.readline()):
-        log, run, settings, source, target, seed = json.loads(line)
+        log, run, settings, sources, target, seed = json.loads(line)
         _print_to(log)
         compiled.keep_for(Path(settings))
-        begin = ["--source", source, "--target", target, "--out", run]
+        begin = [word for source in sources for word in ("--source", source)]
+        begin += ["--target", target, "--out", run]
         begin += ["--config", settings, "--seed", seed]
         _wait_until_free(Path(run) / "lock")
         resumes = (Path(run) / "config.yaml").exists()

@@ -11,9 +11,12 @@ LISTED_FILES = 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    for name in ("source", "target"):
-        text = help_of(f"data.{name}")
-        parser.add_argument(f"--{name}", required=True, metavar="FOLDER", help=text)
+    source, target = (
+        f"{help_of('data.source')} Repeat it for several sources",
+        help_of("data.target"),
+    )
+    parser.add_argument("--source", required=True, metavar="FOLDER", action="append", help=source)
+    parser.add_argument("--target", required=True, metavar="FOLDER", help=target)
     parser.add_argument("--json", metavar="FILE", help="write all findings, with every file's name")
 
 
@@ -21,15 +24,19 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.cli._console import print_table
     from certvol.data.check import check
     from certvol.data.feature_files import is_feature_file
+    from certvol.data.sources import expand_domains
     from certvol.runs.outputs import check_output, write_output
     from certvol.runs.tables import json_text
     from certvol.settings import DataConfig
 
     if options.json is not None:
-        check_output(options.json, "--json", [options.source, options.target])
-    of_features = is_feature_file(options.source) or is_feature_file(options.target)
+        check_output(options.json, "--json", [*options.source, options.target])
+    sources, said = expand_domains(options.source, options.target)
+    if said is not None:
+        print(said)
+    of_features = any(map(is_feature_file, [*sources, options.target]))
     what = "rows" if of_features else "images"
-    report = check(options.source, options.target, DataConfig(), reporter)
+    report = check(sources, options.target, DataConfig(), reporter)
     counts = report.source_counts
     rows = [[name, str(count)] for name, count in counts.items()]
     rows.append([f"all {len(counts)} classes", str(sum(counts.values()))])

@@ -5,7 +5,8 @@ domain. Classes come from concatenated random permutations, so each is visited e
 class's images are drawn without replacement across the cycle, and reshuffled when used up. Source
 images stand in for a class without pseudo-labelled images. A weighted batch is balanced too, but
 draws more target images of classes with more pseudo-labels. A plain batch takes the images of each
-domain in shuffled order, whatever their class.
+domain in shuffled order, whatever their class. Of several sources, each has its share of the source
+images, in balanced batches of those of every class.
 """
 
 from collections.abc import Sequence
@@ -78,6 +79,26 @@ class CyclePlan:
             raise ValueError("its plan is about other images")
 
 
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """The images of several sources, and each one's share of what is drawn."""
+
+    parts: Sequence[Indices]
+    shares_P: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def present(self) -> tuple[list[Indices], NDArray[np.float64]]:
+        """Return the sources that have images, and their shares."""
+        found = [number for number, part in enumerate(self.parts) if len(part)]
+        shares_P = self.shares_P[found]
+        return [self.parts[number] for number in found], shares_P / shares_P.sum()
+
+
+Pool = Indices | Mixture
+
+
 class _Drawer:
     """Draw images without replacement: first in the given order, then in new random orders."""
 
@@ -93,6 +114,39 @@ class _Drawer:
         return drawn
 
 
+class _MixedDrawer:
+    """Draw images of several sources in turn, so that after each image the shares are right.
+
+    A source without images has no share. The first to be drawn among equals is random.
+    """
+
+    def __init__(self, pool: Mixture, rng: np.random.Generator) -> None:
+        parts, shares_P = pool.present()
+        order_P = rng.permutation(len(parts))
+        self.drawers = [_Drawer(rng.permutation(parts[number]), rng) for number in order_P]
+        self.shares_P = shares_P[order_P]
+        self.drawn_P = np.zeros(len(parts), dtype=np.int64)
+
+    def draw(self, count: int) -> Indices:
+        if count > 0 and not self.drawers:
+            raise ValueError("a class without images cannot be drawn from")
+        turn_N = np.empty(count, dtype=np.int64)
+        for number in range(count):
+            due_P = self.shares_P * (self.drawn_P.sum() + 1) - self.drawn_P
+            turn_N[number] = due_P.argmax()
+            self.drawn_P[turn_N[number]] += 1
+        drawn_N = np.empty(count, dtype=np.int64)
+        for part, drawer in enumerate(self.drawers):
+            drawn_N[turn_N == part] = drawer.draw(int((turn_N == part).sum()))
+        return drawn_N
+
+
+def _drawer(pool: Pool, rng: np.random.Generator) -> _Drawer | _MixedDrawer:
+    if isinstance(pool, Mixture):
+        return _MixedDrawer(pool, rng)
+    return _Drawer(rng.permutation(pool), rng)
+
+
 def by_class(labels: Indices, num_classes: int) -> list[Indices]:
     """Return the positions of each class in ascending order."""
     order = np.argsort(labels, kind="stable")
@@ -101,10 +155,10 @@ def by_class(labels: Indices, num_classes: int) -> list[Indices]:
 
 
 def plan_source_cycle(
-    source: Sequence[Indices], visits_SK: Indices, shape: BatchShape, rng: np.random.Generator
+    source: Sequence[Pool], visits_SK: Indices, shape: BatchShape, rng: np.random.Generator
 ) -> CyclePlan:
     """Plan balanced batches of source images only, for pretraining."""
-    drawers = [_Drawer(rng.permutation(pool), rng) for pool in source]
+    drawers = [_drawer(pool, rng) for pool in source]
     count = 2 * shape.per_domain
     images = [np.concatenate([drawers[c].draw(count) for c in classes]) for classes in visits_SK]
     labels = np.repeat(visits_SK, count, axis=1)
@@ -112,7 +166,7 @@ def plan_source_cycle(
 
 
 def plan_mixed_cycle(
-    source: Sequence[Indices],
+    source: Sequence[Pool],
     target: Sequence[Indices],
     visits_SK: Indices,
     shape: BatchShape,
@@ -122,7 +176,7 @@ def plan_mixed_cycle(
 
     `target` holds the images of each pseudo-label, in an order that is random already.
     """
-    source_drawers = [_Drawer(rng.permutation(pool), rng) for pool in source]
+    source_drawers = [_drawer(pool, rng) for pool in source]
     target_drawers = [_Drawer(pool, rng) for pool in target]
     images, labels, num_source = [], [], []
     for classes in visits_SK:
@@ -138,7 +192,7 @@ def plan_mixed_cycle(
 
 
 def plan_weighted_cycle(
-    source: Sequence[Indices],
+    source: Sequence[Pool],
     target: Sequence[Indices],
     visits_SK: Indices,
     shape: BatchShape,
@@ -151,7 +205,7 @@ def plan_weighted_cycle(
     equally often, a lower power draws rare classes more often. A class without images is not drawn.
     """
     steps, per_step = len(visits_SK), shape.classes * shape.per_domain
-    drawers = [_Drawer(rng.permutation(pool), rng) for pool in source]
+    drawers = [_drawer(pool, rng) for pool in source]
     rows = [[drawers[c].draw(shape.per_domain) for c in classes] for classes in visits_SK]
     source_SN = np.stack([np.concatenate(parts) for parts in rows])
     source_labels_SN = np.repeat(visits_SK, shape.per_domain, axis=1)
@@ -184,15 +238,15 @@ def _weighted_counts(
     return counts_C
 
 
-def draw_plain(pool: Indices, steps: int, per_step: int, rng: np.random.Generator) -> Indices:
+def draw_plain(pool: Pool, steps: int, per_step: int, rng: np.random.Generator) -> Indices:
     """Draw the images of each step's plain batch; an empty pool gives none."""
     if len(pool) == 0:
         return np.empty((steps, 0), dtype=np.int64)
-    return _Drawer(rng.permutation(pool), rng).draw(steps * per_step).reshape(steps, per_step)
+    return _drawer(pool, rng).draw(steps * per_step).reshape(steps, per_step)
 
 
 def plan_plain_cycle(
-    source: Indices,
+    source: Pool,
     source_labels: Indices,
     target_SN: Indices,
     target_labels: Indices,

@@ -7,7 +7,7 @@ import contextlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -34,13 +34,13 @@ from certvol.data.folders import (
     class_level,
     class_of,
     folder_labels,
-    labels_of,
     name_some,
     no_images_in,
     printable,
     scan,
 )
 from certvol.data.near_duplicates import thumbnail
+from certvol.data.sources import scan_sources
 from certvol.errors import UserError
 from certvol.progress import Progress, Silent
 from certvol.settings import DataConfig
@@ -116,17 +116,21 @@ def _as_hashes(digests: bytes) -> npt.NDArray[np.void]:
 
 
 def check(
-    source: Place, target: Place, config: DataConfig, progress: Progress | None = None
+    source: Place | Sequence[Place],
+    target: Place,
+    config: DataConfig,
+    progress: Progress | None = None,
 ) -> CheckReport:
     """Read both domains; raise UserError only if one does not exist."""
-    for place in (source, target):
+    sources = [source] if isinstance(source, str | os.PathLike) else source
+    for place in (*sources, target):
         if not os.path.lexists(place):
             raise UserError(f"there is no file or folder {printable(str(place))}")
     found = _Findings()
-    if is_feature_file(source) or is_feature_file(target):
-        classes, one, other = _check_features(source, target, found)
+    if any(map(is_feature_file, [*sources, target])):
+        classes, one, other = _check_features(sources, target, found)
     else:
-        classes, one, other = _check_images(source, target, config, progress or Silent(), found)
+        classes, one, other = _check_images(sources, target, config, progress or Silent(), found)
     counter = Counter(one.classes)
     counts = {name: counter[name] for name in classes}
     if classes:
@@ -158,23 +162,31 @@ def check(
 
 
 def _check_images(
-    source: Place, target: Place, config: DataConfig, progress: Progress, found: _Findings
+    sources: Sequence[Place],
+    target: Place,
+    config: DataConfig,
+    progress: Progress,
+    found: _Findings,
 ) -> tuple[list[str], _Domain, _Domain]:
     source_listing: Listing | None = None
     target_listing: Listing | None = None
     classes: list[str] = []
+    of_source: dict[str, str] = {}
     with _faults(found, "source: "):
-        source_listing = scan(Path(source))
-        classes = labels_of(source_listing)[0]
+        scanned = scan_sources(sources)
+        source_listing = scanned.listing
+        classes, labels = scanned.labels()
+        named = zip(source_listing.paths, labels, strict=True)
+        of_source = {path: classes[label] for path, label in named if label >= 0}
+        for part in scanned.parts:
+            _about_class_folders(part, found)
     with _faults(found, "target: "):
         target_listing = scan(Path(target))
-    _about_overlap(os.path.realpath(source), os.path.realpath(target), found)
-    domains = (
-        _read("source", source_listing, config, progress),
-        _read("target", target_listing, config, progress),
-    )
-    if source_listing is not None and classes:
-        _about_class_folders(source_listing, found)
+    for source in sources:
+        _about_overlap(os.path.realpath(source), os.path.realpath(target), found)
+    one = _read("source", source_listing, config, progress)
+    one.classes.extend(of_source.get(path) for path in one.paths)
+    domains = one, _read("target", target_listing, config, progress)
     if target_listing is not None:
         _about_target(target_listing, domains[1].paths, classes, found)
     for listing, domain in zip((source_listing, target_listing), domains, strict=True):
@@ -195,7 +207,6 @@ def _about_overlap(source: str, target: str, found: _Findings) -> None:
 def _read(which: str, listing: Listing | None, config: DataConfig, progress: Progress) -> _Domain:
     if listing is None or not listing.paths:
         return _Domain(which, unreadable=[] if listing is None else listing.problems)
-    level = class_level(listing.paths)
     paths: list[str] = []
     digests: list[bytes] = []
     thumbnails: list[Pixels] = []
@@ -220,9 +231,8 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
                 progress.advance(len(lot))
     finally:
         progress.finish()
-    classes = [class_of(path, level) for path in paths] if which == "source" else []
     hashes = _as_hashes(b"".join(digests))
-    return _Domain(which, paths, hashes, classes, sorted(unreadable), empty, thumbnails)
+    return _Domain(which, paths, hashes, [], sorted(unreadable), empty, thumbnails)
 
 
 def _about_class_folders(listing: Listing, found: _Findings) -> None:
@@ -245,26 +255,13 @@ def _about_target(listing: Listing, paths: list[str], classes: list[str], found:
         found.error(f"target: none of its {len(listing.paths)} image files can be read")
     elif classes and folder_labels(paths, classes) is not None:
         found.note(f"target: every image lies in a folder named like a source class; {_MEASURED}")
-    elif classes and (domains := _domains_above(paths, set(classes))):
+    elif classes and (domains := check_target.domains_above(paths, set(classes))):
         found.warn(
             f"target: the class folders lie one level further down, in {name_some(domains)}; "
             f"did you mean {printable(str(listing.root / domains[0]))}?"
         )
     elif classes and (text := check_target.about_folders(paths, classes)) is not None:
         found.warn(f"target: {text}")
-
-
-def _domains_above(paths: list[str], classes: set[str]) -> list[str]:
-    """Return the first-level folders if each holds folders named like the source's classes."""
-    named: Counter[str] = Counter()
-    for path in paths:
-        first, *rest = path.split("/")
-        if rest and rest[0].casefold() == "images":
-            rest = rest[1:]
-        if len(rest) < 2 or first in classes:
-            return []
-        named[first] += rest[0] in classes
-    return sorted(named) if all(named.values()) else []
 
 
 def _about_files(listing: Listing | None, domain: _Domain, found: _Findings) -> None:
@@ -283,14 +280,15 @@ def _about_files(listing: Listing | None, domain: _Domain, found: _Findings) -> 
 
 
 def _check_features(
-    source: Place, target: Place, found: _Findings
+    sources: Sequence[Place], target: Place, found: _Findings
 ) -> tuple[list[str], _Domain, _Domain]:
-    if (problem := only_one_is_a_file([source, target])) is not None:
+    if (problem := only_one_is_a_file([*sources, target])) is not None:
         found.error(problem)
     source_rows: SourceFeatures | None = None
     target_rows: TargetFeatures | None = None
     with _faults(found, "source: "):
-        source_rows = open_source_features(source) if is_feature_file(source) else None
+        if all(map(is_feature_file, sources)):
+            source_rows = open_source_features(sources)
     with _faults(found, "target: "):
         target_rows = open_target_features(target) if is_feature_file(target) else None
     if source_rows is not None and target_rows is not None:

@@ -94,3 +94,16 @@ def _plain(name: str) -> str:
     """Reduce a name to lower-case letters and digits, without a number in front: `03.Back_Pack`."""
     letters = re.sub(r"[\W_]+", "", unicodedata.normalize("NFC", name).casefold())
     return re.sub(r"^\d+(?=\D)", "", letters) or letters
+
+
+def domains_above(paths: list[str], classes: set[str]) -> list[str]:
+    """Return the first-level folders if each holds folders named like the source's classes."""
+    named: Counter[str] = Counter()
+    for path in paths:
+        first, *rest = path.split("/")
+        if rest and rest[0].casefold() == "images":
+            rest = rest[1:]
+        if len(rest) < 2 or first in classes:
+            return []
+        named[first] += rest[0] in classes
+    return sorted(named) if all(named.values()) else []

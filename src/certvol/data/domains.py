@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from certvol.data.cache import PixelCache, open_cache
-from certvol.data.folders import Listing, labels_of, name_some, no_images_in, printable, scan
+from certvol.data.folders import Listing, name_some, no_images_in, printable, scan
+from certvol.data.sources import Place, scan_sources, with_origins
 from certvol.errors import UserError
 from certvol.files import fingerprint_of
 from certvol.progress import Progress
@@ -40,14 +42,24 @@ class SourceImages(TargetImages):
 
     labels: npt.NDArray[np.int64]
     classes: list[str]
+    origins: npt.NDArray[np.int64]
+    """The number of each image's folder, if there are several sources; else 0."""
 
 
 def open_source(
-    folder: str | os.PathLike[str], size: int, config: DataConfig, progress: Progress | None = None
+    folders: Place | Sequence[Place],
+    size: int,
+    config: DataConfig,
+    progress: Progress | None = None,
 ) -> SourceImages:
-    """Open the labelled images below `folder`; leave out unreadable ones and list them."""
-    listing = scan(Path(folder))
-    classes, all_labels = labels_of(listing)
+    """Open the labelled images of one source or several; leave out unreadable ones and list them.
+
+    Paths are relative to the source's folder or, of several, to the folder that holds all.
+    """
+    places = [folders] if isinstance(folders, str | os.PathLike) else folders
+    found = scan_sources(places)
+    listing = found.listing
+    classes, all_labels = found.labels()
     cache = _open(listing, size, config, progress)
     labels = all_labels[cache.positions]
     stray = [(cache.paths[i], "lies in no class folder") for i in np.flatnonzero(labels < 0)]
@@ -63,6 +75,11 @@ def open_source(
     renumbered[kept] = np.arange(len(kept))
     order = np.lexsort((*sort_keys(cache.hashes), labels))
     order = order[labels[order] >= 0]
+    origins = found.part_N[cache.positions][order]
+    if found.several and len(np.unique(origins)) < len(places):
+        empty = next(i for i in range(len(places)) if i not in origins)
+        raise UserError(f"the source {printable(places[empty])} holds no readable images")
+    fingerprint = fingerprint_of(cache.hashes[order].tobytes(), labels[order].tobytes())
     return SourceImages(
         pixels=cache.pixels,
         rows=order,
@@ -70,13 +87,14 @@ def open_source(
         classes=[classes[i] for i in kept],
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures + stray),
-        fingerprint=fingerprint_of(cache.hashes[order].tobytes(), labels[order].tobytes()),
+        fingerprint=with_origins(fingerprint, origins) if found.several else fingerprint,
         hashes=cache.hashes[order],
+        origins=origins,
     )
 
 
 def open_target(
-    folder: str | os.PathLike[str], size: int, config: DataConfig, progress: Progress | None = None
+    folder: Place, size: int, config: DataConfig, progress: Progress | None = None
 ) -> TargetImages:
     """Open all images below `folder`, in any layout."""
     listing = scan(Path(folder))

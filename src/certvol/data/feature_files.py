@@ -21,6 +21,7 @@ import numpy.typing as npt
 from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import sort_keys
 from certvol.data.folders import name_some, printable, reason_of
+from certvol.data.sources import with_origins
 from certvol.errors import UserError, first_line
 from certvol.files import check_regular, fingerprint_of, output_file
 
@@ -55,6 +56,8 @@ class SourceFeatures(TargetFeatures):
 
     labels: npt.NDArray[np.int64]
     classes: list[str]
+    origins: npt.NDArray[np.int64]
+    """The number of each row's file, if there are several sources; else 0."""
 
 
 def is_feature_file(path: Place) -> bool:
@@ -64,10 +67,13 @@ def is_feature_file(path: Place) -> bool:
 def only_one_is_a_file(places: Sequence[Place]) -> str | None:
     """Return the message for one domain that is a file of features and one that is not."""
     files = [place for place in places if is_feature_file(place)]
-    if len(files) != 1:
+    if len(files) in (0, len(places)):
         return None
-    shown = printable(str(files[0]))
-    return f"{shown} holds features, but the other domain is not a .npz file; use features for both"
+    other = "another domain" if len(places) > 2 else "the other domain"
+    return (
+        f"{printable(str(files[0]))} holds features, but {other} is not a .npz file; use features "
+        f"for {'all' if len(places) > 2 else 'both'}"
+    )
 
 
 def open_target_features(path: Place) -> TargetFeatures:
@@ -78,7 +84,44 @@ def open_target_features(path: Place) -> TargetFeatures:
     return TargetFeatures(features, order, names, fingerprint_of(hashes[order].tobytes()), about)
 
 
-def open_source_features(path: Place) -> SourceFeatures:
+def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
+    """Open the features of one source or several; of several, a row's name begins with its file."""
+    if isinstance(places, str | os.PathLike):
+        return _open_one_source(places)
+    parts = [_open_one_source(place) for place in places]
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for place, part in zip(places[1:], parts[1:], strict=True):
+        check_comparable(first, part, (f"of {printable(places[0])}", f"of {printable(place)}"))
+    classes = sorted({name for part in parts for name in part.classes})
+    number = {name: i for i, name in enumerate(classes)}
+    features = np.concatenate([part.features[part.rows] for part in parts])
+    labels = np.concatenate(
+        [np.array([number[name] for name in part.classes])[part.labels] for part in parts]
+    )
+    origins = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    hashes = row_hashes(features)
+    order = np.lexsort((*sort_keys(hashes), labels))
+    names = [
+        f"{Path(place).stem}/{name}"
+        for place, part in zip(places, parts, strict=True)
+        for name in part.paths
+    ]
+    fingerprint = fingerprint_of(hashes[order].tobytes(), labels[order].tobytes())
+    return SourceFeatures(
+        features,
+        order,
+        [names[i] for i in order],
+        with_origins(fingerprint, origins[order]),
+        first.about,
+        labels[order],
+        classes,
+        origins[order],
+    )
+
+
+def _open_one_source(path: Place) -> SourceFeatures:
     shown = printable(path)
     features, paths, about = _read_features(path)
     names = _read_labels(path)
@@ -94,7 +137,9 @@ def open_source_features(path: Place) -> SourceFeatures:
     order = np.lexsort((*sort_keys(hashes), labels))
     fingerprint = fingerprint_of(hashes[order].tobytes(), labels[order].tobytes())
     names = [paths[i] for i in order]
-    return SourceFeatures(features, order, names, fingerprint, about, labels[order], list(classes))
+    own = labels[order]
+    origins = np.zeros_like(own)
+    return SourceFeatures(features, order, names, fingerprint, about, own, list(classes), origins)
 
 
 def known_labels(
@@ -121,18 +166,27 @@ def labels_and_names(
     return np.array(labels, dtype=np.int64), names
 
 
-def check_comparable(source: TargetFeatures, target: TargetFeatures) -> None:
+def check_comparable(
+    one: TargetFeatures,
+    other: TargetFeatures,
+    whose: tuple[str, str] = ("of the source", "of the target"),
+) -> None:
     """Raise UserError if different backbones made the features."""
-    if source.dim != target.dim:
+    if one.dim != other.dim:
         raise UserError(
-            f"the source's features have {source.dim} dimensions and the target's {target.dim}; "
+            f"the features {whose[0]} have {one.dim} dimensions, those {whose[1]} {other.dim}; "
             "extract both with the same backbone"
         )
-    if source.about and target.about and source.about != target.about:
-        made = f"by {printable(source.about)} and the target's by {printable(target.about)}"
+    if one.about and other.about and one.about != other.about:
         raise UserError(
-            f"the source's features were made {made}; "
-            "extract both with the same backbone, weights and image size"
+            f"the features {whose[0]} were made by {printable(one.about)}, those {whose[1]} by "
+            f"{printable(other.about)}; extract both with the same backbone, weights and image size"
+        )
+    views = one.features.shape[1], other.features.shape[1]
+    if whose[0] != "of the source" and views[0] != views[1]:
+        raise UserError(
+            f"the features {whose[0]} have {views[0]} views of each row, those {whose[1]} "
+            f"{views[1]}; extract both with the same number"
         )
 
 

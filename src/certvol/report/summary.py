@@ -1,5 +1,6 @@
 """Write the numbers of a run as text: the overview, tables and notes of its page."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def summary(record: Record) -> dict[str, Any]:
         "backbone": settings.get("model.backbone", "unknown"),
         "device": section(record.environment, "device").get("name", "unknown device"),
         "duration": "" if record.seconds is None else duration(record.seconds),
-        "source": _folder_name(settings.get("data.source")),
+        "source": _source_names(settings),
         "target": _folder_name(settings.get("data.target")),
     }
 
@@ -143,6 +144,13 @@ def oscillation(record: Record) -> Mapping[str, str] | None:
 
 def _percent(value: Any, decimals: int = 1) -> str:
     return percent(number(value), decimals)
+
+
+def _source_names(settings: Mapping[str, Any]) -> str:
+    """Return the names of all source folders."""
+    more = settings.get("data.more_sources")
+    others = more.split(os.pathsep) if isinstance(more, str) else []
+    return " + ".join(_folder_name(place) for place in [settings.get("data.source"), *others])
 
 
 def _folder_name(place: Any) -> str:

@@ -16,7 +16,13 @@ class DataConfig:
     """The source and the target, and how images are decoded and stored."""
 
     source: str | None = setting(
-        None, help="Folder of labelled images with one sub-folder per class, or a .npz of features."
+        None,
+        help="Folder of labelled images with one sub-folder per class, a folder of such folders "
+        "(domains), or a .npz of features.",
+    )
+    more_sources: str | None = setting(
+        None,
+        help="Further sources, separated by `:` (repeat --source); the classes of all are joined.",
     )
     target: str | None = setting(
         None, help="Folder of images to adapt to, in any layout, or a .npz. Labels are never read."
@@ -284,6 +290,11 @@ class TrainingConfig:
         at_most=1,
         help="With balanced batches: draw each target class in proportion to its share of the "
         "pseudo-labels, raised to this power; 0: all classes equally often.",
+    )
+    source_shares: str = setting(
+        "equal",
+        help="With several sources, their shares of each step's source images: equal, size (as "
+        "many as each has), or numbers in the order of the sources, such as 2,1.",
     )
     reviewed_share: float = setting(
         0.25,

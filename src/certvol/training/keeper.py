@@ -35,10 +35,11 @@ from certvol.training.state import RunState
 PRETRAINED = "pretrained"
 # Settings that may change between two parts of a run: places, speed, and what is written besides.
 FREE_SETTINGS = frozenset(
-    "data.source data.target data.target_prior data.cache_dir data.cache_limit_gb data.workers "
-    "data.device_share data.decode_seconds model.hub training.device training.record "
-    "training.compile training.precision training.log_every training.checkpoint_seconds "
-    "training.checkpoint_previous training.tensorboard guard.keep".split()
+    "data.source data.more_sources data.target data.target_prior data.cache_dir "
+    "data.cache_limit_gb data.workers data.device_share data.decode_seconds model.hub "
+    "training.device training.record training.compile training.precision training.log_every "
+    "training.checkpoint_seconds training.checkpoint_previous training.tensorboard "
+    "guard.keep".split()
 )
 MOST_DIFFERENCES = 5
 NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)

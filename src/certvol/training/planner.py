@@ -1,6 +1,7 @@
 """Plan a run: its steps, its learning rate, and which images each step of a cycle gets."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from certvol.data.batches import (
     CyclePlan,
+    Mixture,
+    Pool,
     batch_shape,
     by_class,
     class_visits,
@@ -18,6 +21,7 @@ from certvol.data.batches import (
     plan_source_cycle,
     plan_weighted_cycle,
 )
+from certvol.data.sources import Origins
 from certvol.data.target_prior import TargetPrior
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
@@ -58,28 +62,45 @@ def stage_of(cycle: int, cycles: int) -> tuple[int, int, int]:
     return number, number * cycles, (number + 1) * cycles
 
 
+@dataclass(frozen=True, eq=False)
+class SourceRows:
+    """The source images to train on."""
+
+    kept: Indices
+    labels: Indices
+    """Labels of all source images, held-out ones included."""
+    origins: Origins | None = None
+    """None if there is one source."""
+
+    def pool(self, images: Indices) -> Pool:
+        """Return images to draw from, so that each source gets its share."""
+        if self.origins is None:
+            return images
+        return Mixture(self.origins.split(images), self.origins.shares_O)
+
+
 class Planner:
     """Plans the steps of both phases.
 
-    `kept` are the source images to train on, `source_labels` the labels of all source images; the
-    `prior` says which classes adaptation visits; `usual` are the method's batches of adaptation,
-    for `training.batches auto`.
+    The `prior` says which classes adaptation visits; `usual` are the method's batches of
+    adaptation, for `training.batches auto`.
     """
 
     def __init__(
         self,
         settings: TrainingConfig,
-        kept: Indices,
-        source_labels: Indices,
+        source: SourceRows,
         prior: TargetPrior,
         num_target: int,
         usual: Literal["balanced", "plain"] = "balanced",
     ) -> None:
         self.settings, self.seed = settings, settings.seed
         self.num_classes, self.num_target = len(prior.allowed_C), num_target
-        self.kept, self.source_labels = kept, source_labels
-        positions = by_class(source_labels[kept], self.num_classes)
+        self.source, kept = source, source.kept
+        positions = by_class(source.labels[kept], self.num_classes)
         self.source_pools = [kept[positions_N] for positions_N in positions]
+        self.class_pools = [source.pool(images) for images in self.source_pools]
+        self.whole_pool = source.pool(kept)
         self.adapted_classes = np.flatnonzero(prior.allowed_C)
         self.shape = batch_shape(settings.batch_size, self.num_classes)
         self.adapted_shape = batch_shape(settings.batch_size, len(self.adapted_classes))
@@ -91,8 +112,13 @@ class Planner:
         """The shares of the classes among the images of pretraining."""
         if self.settings.batches != "plain":
             return np.full(self.num_classes, 1 / self.num_classes)
-        counts_C = np.array([len(pool) for pool in self.source_pools])
-        return np.asarray(counts_C / counts_C.sum())
+        whole, labels = self.whole_pool, self.source.labels
+        parts, shares = ([whole], [1.0]) if not isinstance(whole, Mixture) else whole.present()
+        shares_PC = [
+            share * np.bincount(labels[part], minlength=self.num_classes) / len(part)
+            for part, share in zip(parts, shares, strict=True)
+        ]
+        return np.asarray(np.sum(shares_PC, axis=0))
 
     def pretraining(self, cycle: int, first_step: int, steps: int) -> CyclePlan:
         rng = numpy_generator(self.seed, "pretrain.batches", cycle)
@@ -102,7 +128,7 @@ class Planner:
         visits_SK = class_visits(
             self.num_classes, self.shape.classes, first_step, steps, self.seed, "pretrain.classes"
         )
-        return plan_source_cycle(self.source_pools, visits_SK, self.shape, rng)
+        return plan_source_cycle(self.class_pools, visits_SK, self.shape, rng)
 
     def adaptation(
         self,
@@ -149,7 +175,7 @@ class Planner:
         return np.asarray(self.adapted_classes[visits_SK])
 
     def _balanced(self, pools: Pools, visits_SK: Indices, rng: np.random.Generator) -> CyclePlan:
-        source, target, shape = self.source_pools, pools.by_class, self.adapted_shape
+        source, target, shape = self.class_pools, pools.by_class, self.adapted_shape
         if self.power == 0:
             return plan_mixed_cycle(source, target, visits_SK, shape, rng)
         return plan_weighted_cycle(source, target, visits_SK, shape, self.power, rng)
@@ -159,4 +185,5 @@ class Planner:
 
     def _plain(self, target_SN: Indices, labels_N: Indices, rng: np.random.Generator) -> CyclePlan:
         size = self.settings.batch_size
-        return plan_plain_cycle(self.kept, self.source_labels, target_SN, labels_N, size, rng)
+        labels_S = self.source.labels
+        return plan_plain_cycle(self.whole_pool, labels_S, target_SN, labels_N, size, rng)

@@ -25,6 +25,7 @@ from certvol.data.feature_files import (
     open_target_features,
 )
 from certvol.data.folders import printable, scan
+from certvol.data.sources import places_of, read_shares
 from certvol.data.store import PixelStore
 from certvol.data.target_prior import read_prior
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
@@ -104,13 +105,11 @@ class Job:
             run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
         self.inputs = open_inputs(config, self.reporter).with_feature_dims()
         self.config = config = self.inputs.config
-        self.source, self.target, self.info = (
-            self.inputs.source,
-            self.inputs.target,
-            self.inputs.info,
-        )
+        inputs = self.inputs
+        self.source, self.target, self.info = inputs.source, inputs.target, inputs.info
         classes = len(self.source.classes)
         self.prior = read_prior(config.data, self.source.classes, self.source.labels)
+        self.origins = read_shares(config.training.source_shares, self.source.origins)
         paths, names = self.target.paths, self.source.classes
         self.given = read_given(run, config, names, paths, self.reporter)
         if self.given is not None:
@@ -215,7 +214,16 @@ class Job:
         precision_kept: Literal["bf16", "fp32"] = "bf16" if bf16 else "fp32"
         config = replace(config, training=replace(config.training, precision=precision_kept))
         labels, prior = self.source.labels, self.prior
-        task = Task(config, method, views, labels, self.team, known_prior=prior, reviewed=reviewed)
+        task = Task(
+            config,
+            method,
+            views,
+            labels,
+            self.team,
+            known_prior=prior,
+            reviewed=reviewed,
+            origins=self.origins,
+        )
         with self.stop_signal.deferred():
             delivery = Trainer(task, keeper, self.reporter, self.stop_signal).fit()
         if self.run.journal.follower is not None:
@@ -324,7 +332,7 @@ def with_trained_part(config: Config) -> Config:
 def open_inputs(config: Config, reporter: Reporter) -> Inputs:
     seed = config.training.seed
     if _are_feature_files(config):
-        source = open_source_features(str(config.data.source))
+        source = open_source_features(places_of(config.data))
         target = open_target_features(str(config.data.target))
         check_comparable(source, target)
         name = f"features-{source.dim}"
@@ -355,7 +363,7 @@ def open_inputs(config: Config, reporter: Reporter) -> Inputs:
 
 def _are_feature_files(config: Config) -> bool:
     """Return whether both domains are feature files; UserError if only one is, or they differ."""
-    places = [str(config.data.source), str(config.data.target)]
+    places = [*places_of(config.data), str(config.data.target)]
     files = [place for place in places if is_feature_file(place)]
     if (problem := only_one_is_a_file(places)) is not None:
         raise UserError(problem)
@@ -374,7 +382,7 @@ def _open_folders(
 ) -> tuple[SourceImages, TargetImages]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        source = open_source(str(config.data.source), size, config.data, reporter)
+        source = open_source(places_of(config.data), size, config.data, reporter)
         target = open_target(str(config.data.target), size, config.data, reporter)
     for warning in caught:
         reporter.warn(str(warning.message))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.data.reviewed import ReviewedLabels
+from certvol.data.sources import Origins
 from certvol.data.target_prior import TargetPrior, unknown_prior
 from certvol.data.views import Views
 from certvol.distributed import Team
@@ -32,6 +33,7 @@ from certvol.training.log import Pace, TrainingLog
 from certvol.training.model_choice import Delivery, ModelChoice, Scores, Watch, check_finite
 from certvol.training.planner import (
     Planner,
+    SourceRows,
     adaptation_rate,
     stage_of,
     steps_of_run,
@@ -61,6 +63,8 @@ class Task:
     """What is known about the target's classes; None if nothing is."""
     reviewed: ReviewedLabels | None = None
     """Labels of target images that a person gave to train on."""
+    origins: Origins | None = None
+    """The sources of the source images; None if there is one."""
 
     @property
     def prior(self) -> TargetPrior:
@@ -92,9 +96,8 @@ class Trainer:
         labels, share = task.source_labels, self.config.data.holdout
         kept, held_out = hold_out(labels, self.num_classes, share, settings.seed)
         held_out = held_out[task.prior.allowed_C[labels[held_out]]]
-        self.planner = Planner(
-            settings, kept, labels, task.prior, len(views.target), method.batches
-        )
+        source, targets = SourceRows(kept, labels, task.origins), len(views.target)
+        self.planner = Planner(settings, source, task.prior, targets, method.batches)
         shift_C = task.prior.shift(self.planner.trained_shares_C)
         method.prior_shift_C = None if shift_C is None else shift_C.to(self.device)
         self.watch = Watch(method, views, held_out, labels, self.config, team)
