@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+GOOD, BETWEEN, POOR = "good", "between", "poor or harmed"  # what can become of a run
+HARM = 0.05  # accuracy that adaptation may lose before it counts as harmed
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -108,6 +111,93 @@ def estimator_table(runs: Sequence[Judged]) -> str:
     return markdown(["estimator", "all", *suites], rows)
 
 
+def happened(run: Judged) -> str:
+    """Say what became of a run: its true accuracy, and whether adaptation did harm."""
+    from certvol.predict.verdict import GOOD_ENOUGH, TOO_POOR
+
+    if run.after_all < TOO_POOR or run.after < run.before - HARM:
+        return POOR
+    return GOOD if run.after_all >= GOOD_ENOUGH else BETWEEN
+
+
+def verdict_table(runs: Sequence[Judged]) -> str:
+    """Count verdicts by what happened, and the share that is right, over all runs and by group."""
+    from certvol.predict.verdict import WORDS, judge
+
+    words = [judge(run.evidence, _names(run))["verdict"] for run in runs]
+    truths = [happened(run) for run in runs]
+    rows = []
+    for word in WORDS:
+        counts = [
+            sum((word, truth) == pair for pair in zip(words, truths, strict=True))
+            for truth in (GOOD, BETWEEN, POOR)
+        ]
+        own = [run for each, run in zip(words, runs, strict=True) if each == word]
+        true = [f"{100 * np.mean([run.after_all for run in own]):.1f}" if own else "–"]
+        harm = [str(sum(run.after < run.before - HARM for run in own))]
+        rows.append([word, *map(str, counts), *true, *harm])
+    first = markdown(["verdict", GOOD, BETWEEN, POOR, "mean accuracy, %", "harmed"], rows)
+    expected = dict(zip(WORDS, (GOOD, BETWEEN, POOR), strict=True))
+    hits = [expected[word] == truth for word, truth in zip(words, truths, strict=True)]
+    trusted = [(word == WORDS[0], truth == GOOD) for word, truth in zip(words, truths, strict=True)]
+    rows = []
+    for kind in ("suite", "condition", "variant"):
+        for name in sorted({getattr(run, kind) for run in runs}):
+            chosen = [i for i, run in enumerate(runs) if getattr(run, kind) == name]
+            used = [trusted[i][1] for i in chosen if trusted[i][0]]
+            row = [kind, name, str(len(chosen)), _share([hits[i] for i in chosen]), _share(used)]
+            rows.append(row)
+    total = [
+        "all",
+        "",
+        str(len(runs)),
+        _share(hits),
+        _share([good for use, good in trusted if use]),
+    ]
+    columns = ["group", "", "runs", "right verdicts, %", "`use it` is right, %"]
+    return f"{first}\n\n{markdown(columns, [total, *rows])}"
+
+
+def _share(flags: Sequence[bool]) -> str:
+    return f"{100 * np.mean(flags):.0f} ({len(flags)})" if flags else "–"
+
+
+def _names(run: Judged) -> list[str]:
+    return [str(i) for i in range(run.evidence.num_classes)]
+
+
+def calibration_table(runs: Sequence[Judged]) -> str:
+    """Mean expected calibration error of both models, raw and at their temperatures, by suite."""
+    from certvol.predict.verdict import judge
+    from certvol.scores.calibration import at_temperature
+    from certvol.scores.metrics import calibration_error, reliability
+
+    def error(run: Judged, p_KC: NDArray[np.floating[Any]], temperature: float = 1.0) -> float:
+        scaled_KC = at_temperature(p_KC, temperature)
+        right_K = scaled_KC.argmax(axis=1) == run.true_N[run.shown_K]
+        return calibration_error(reliability(scaled_KC.max(axis=1), right_K))
+
+    errors = []
+    for run in runs:
+        found = judge(run.evidence, _names(run))["temperature"]
+        before_KC, after_KC = run.evidence.before_NC, run.evidence.after_NC
+        errors.append(
+            [
+                error(run, before_KC),
+                error(run, before_KC, found["pretrained"]),
+                error(run, after_KC),
+                error(run, after_KC, found["pretrained"]),
+                error(run, after_KC, found["delivered"]),
+            ]
+        )
+    rows = []
+    for suite in ("all", *sorted({run.suite for run in runs})):
+        own = [e for e, run in zip(errors, runs, strict=True) if suite in ("all", run.suite)]
+        rows.append([suite, str(len(own)), *(f"{mean:.3f}" for mean in np.mean(own, axis=0))])
+    columns = ["before: raw", "on source", "adapted: raw", "source's T", "as delivered"]
+    return markdown(["suite", "runs", *columns], rows)
+
+
 COMBINED = (
     ("sigma", "probability"),
     ("sigma", "entropy"),
@@ -120,13 +210,27 @@ COMBINED = (
 
 
 def certainties(run: Judged) -> dict[str, NDArray[np.floating[Any]]]:
-    """Measures turned so that higher is more certain, and means of ranks of some."""
+    """Measures of the shown images, higher is more certain, and means of ranks of some.
+
+    They are those of the delivered model at its temperature, as predictions.csv has them.
+    """
+    import torch
     from scipy.stats import rankdata
 
     from certvol.predict.forward import certainty
+    from certvol.predict.verdict import judge
+    from certvol.scores.calibration import logits_of
+    from certvol.scores.uncertainty import logit_measures
 
-    found: dict[str, NDArray[np.floating[Any]]] = {
-        name: certainty(name, values_N) for name, values_N in run.measures.items()
+    temperature = judge(run.evidence, _names(run))["temperature"]["delivered"]
+    scaled = torch.from_numpy(logits_of(run.evidence.after_NC) / temperature)
+    values = {name: values_N[run.shown_K] for name, values_N in run.measures.items()}
+    for name in ("probability", "entropy"):
+        values[f"{name}, raw"] = values[name]
+        values[name] = logit_measures(scaled)[name].numpy()
+    found = {
+        name: certainty(name.partition(",")[0], values_K).astype(np.float64)
+        for name, values_K in values.items()
     }
     for names in COMBINED:
         if set(names) <= set(found):
@@ -135,31 +239,47 @@ def certainties(run: Judged) -> dict[str, NDArray[np.floating[Any]]]:
 
 
 def measure_table(runs: Sequence[Judged]) -> str:
-    """Mean AUROC of finding errors, unknown classes, and either, by measure."""
+    """Mean AUROC of finding errors and unknown classes by measure, overall and by suite.
+
+    Only runs with sigma count. `either` is wrong or unknown; `beats sigma` is the share of runs.
+    """
     from certvol.scores.metrics import auroc
 
     cells: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         if "sigma" not in run.measures:
             continue
-        known_N = run.true_N >= 0
-        right_N = run.predicted_N == run.true_N
-        for name, values_N in certainties(run).items():
+        true_K = run.true_N[run.shown_K]
+        known_K, right_K = true_K >= 0, run.evidence.after_NC.argmax(axis=1) == true_K
+        for name, values_K in certainties(run).items():
             row = cells.setdefault(name, {})
-            row.setdefault("errors", []).append(auroc(values_N[known_N], right_N[known_N]))
-            row.setdefault(f"errors, {run.suite}", []).append(row["errors"][-1])
-            row.setdefault("unknown", []).append(auroc(values_N, known_N))
-            row.setdefault("either", []).append(auroc(values_N, right_N))
+            found = {
+                "errors": auroc(values_K[known_K], right_K[known_K]),
+                "unknown": auroc(values_K, known_K),
+                "either": auroc(values_K, right_K),
+            }
+            for column, value in found.items():
+                row.setdefault(column, []).append(value)
+                if column != "either":
+                    row.setdefault(f"{column}, {run.suite}", []).append(value)
     columns = sorted({column for row in cells.values() for column in row})
-    rows = [
-        [name, *(f"{np.nanmean(row[c]):.3f} ({np.isfinite(row[c]).sum()})" for c in columns)]
-        for name, row in cells.items()
-    ]
-    return markdown(["measure", *columns], rows)
+    columns = [c for c in columns if np.isfinite(cells["sigma"].get(c, [])).any()]
+    rows = []
+    for name, row in cells.items():
+        better = [
+            np.greater(row[c], cells["sigma"][c])[np.isfinite(cells["sigma"][c])]
+            for c in ("errors", "unknown")
+        ]
+        wins = [f"{100 * flags.mean():.0f}" if len(flags) else "–" for flags in better]
+        means = (f"{np.nanmean(row[c]):.3f} ({np.isfinite(row[c]).sum()})" for c in columns)
+        rows.append([name, *means, *wins])
+    ends = [f"beats sigma for {kind}, %" for kind in ("errors", "unknown")]
+    return markdown(["measure", *columns, *ends], rows)
 
 
 def tables(runs: Sequence[tuple[str, dict[str, Any], Path]]) -> str:
     judged = [read(*run) for run in runs]
     if not judged:
         return "no runs yet"
-    return "\n\n".join([f"{len(judged)} runs", estimator_table(judged), measure_table(judged)])
+    parts = (verdict_table, estimator_table, calibration_table, measure_table)
+    return "\n\n".join([f"{len(judged)} runs", *(part(judged) for part in parts)])
