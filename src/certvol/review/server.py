@@ -5,7 +5,6 @@ no other page in the browser can read or label anything. The page names images b
 the queue; no text of a request is ever used as a path.
 """
 
-import contextlib
 import json
 import secrets
 import socket
@@ -21,13 +20,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from certvol.errors import UserError
+from certvol.errors import Interrupted, UserError
 from certvol.review.session import BadAnswer, Session
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 FIRST_PORT, PORTS = 8765, 20  # where a free port is looked for
 MOST_BODY = 4096
+CTRL_C = 130  # exit code
 ASSETS = {
     "review.html": "text/html",
     "review.css": "text/css",
@@ -208,5 +208,10 @@ def make_server(session: Session, token: str) -> uvicorn.Server:
 
 def serve(session: Session, listener: socket.socket, token: str) -> None:
     """Serve until Ctrl-C, which is the usual end, or SIGTERM."""
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         make_server(session, token).run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    except Interrupted as stop:  # the command line's handler of Ctrl-C raises this instead
+        if stop.exit_code != CTRL_C:
+            raise
