@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from certvol import methods
 from certvol.data.batches import hold_out
@@ -27,7 +26,7 @@ from certvol.predict.model import Model, load
 from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
 from certvol.predict.verdict import judge, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
-from certvol.runs.checkpoint import read_about, write_tensors
+from certvol.runs.checkpoint import DAMAGE, read_about, write_tensors
 from certvol.runs.continued import settings_from
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
@@ -153,12 +152,7 @@ def adapt(
 def _resume(
     run: RunFolder, reporter: Reporter, stop_signal: StopSignal, accept_changes: bool
 ) -> Run:
-    if not run.holds_a_run:
-        raise UserError(
-            f"{run.path} holds no run (config.yaml is missing); start one with --source, --target "
-            "and --out"
-        )
-    run.check_links()
+    run.check_run()
     if run.finished:
         reporter.say(f"{run.path} is already complete")
         try:
@@ -167,7 +161,7 @@ def _resume(
             verdict = read_verdict(run.verdict) if run.verdict.exists() else None
             delivery = Delivery(about["delivered"], about["why"], about["norm"])
             return Run(run.path, metrics, delivery, verdict)
-        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
+        except DAMAGE as error:
             raise UserError(
                 f"the run {run.path} is complete, but its files are damaged: {error}"
             ) from None

@@ -89,7 +89,7 @@ def test_a_wrong_folder_is_a_users_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", str(tmp_path)]) == 2
-    assert "is not a run" in capsys.readouterr().err
+    assert "holds no run" in capsys.readouterr().err
     made = make_run(tmp_path, features=False)
     assert run(["report", str(made.path), "--target", str(tmp_path / "none")]) == 2
     assert "is not a folder" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_features_of_other_images_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run"):
+    with pytest.raises(UserError, match="holds no run"):
         read_record(tmp_path)
 
 

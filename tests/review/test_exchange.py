@@ -141,4 +141,4 @@ def test_mistakes_on_the_command_line_are_named(
     assert "--labels must be" in refused(capsys, *words, "--labels", "0")
     assert "--risk must lie" in refused(capsys, *words, "--risk", "1")
     assert "two steps" in refused(capsys, *words, "--import", "a", "--export", "b.json")
-    assert "is not a run" in refused(capsys, "review", str(tmp_path))
+    assert "holds no run" in refused(capsys, "review", str(tmp_path))

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from certvol.benchmark.evidence import read_evidence
 from certvol.benchmark.plan import RunIdentity, run_name
 from certvol.benchmark.suite import Metric
 from certvol.errors import UserError
+from certvol.runs.checkpoint import DAMAGE
 from certvol.runs.folder import RunFolder
 from certvol.runs.tables import read_metrics
 from certvol.scores.validators import DIRECTION, ensemble_agreement
@@ -24,7 +24,6 @@ from certvol.settings import read_settings_file
 COLUMNS = "task,method,seed,metric,last,selected,oracle,seconds,status,run".split(",")
 DONE, STOPPED, WAITING = "done", "stopped", "waiting"
 FAILED = "failed: "
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError, UserError)
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def read_run(folder: Path, asked: Result, metric: Metric, validator: str) -> Res
         cycles = _read_cycles(files, watched["cycles"], watched[metric])
         model = str(metrics["delivered"]["model"])
         at = _watched_accuracy(model, watched["cycles"], watched[metric])
-    except _DAMAGE as error:
+    except (*DAMAGE, UserError) as error:
         reason = f"cannot read its files ({type(error).__name__}: {' '.join(str(error).split())})"
         again = f"remove {folder} and run the same command again"
         return replace(asked, status=f"{FAILED}{reason}; {again}")

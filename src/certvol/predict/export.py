@@ -28,7 +28,7 @@ from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
 from certvol.predict.export_formats import FORMATS, Exporter, quiet
 from certvol.predict.model import Model, load
-from certvol.runs.checkpoint import FORMAT
+from certvol.runs.checkpoint import DAMAGE, FORMAT
 from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_output, write_output
 from certvol.scores.uncertainty import FROM_LOGITS
@@ -139,7 +139,7 @@ def _thresholds(evaluation: Path) -> dict[str, dict[str, float]]:
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except DAMAGE as error:
         raise UserError(f"{evaluation} is damaged: {error}") from None
 
 

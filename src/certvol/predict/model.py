@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from certvol import methods
@@ -28,7 +27,7 @@ from certvol.predict.extract import shifted_features
 from certvol.predict.forward import Outputs, run_batches
 from certvol.predict.reject import Rule, check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
-from certvol.runs.checkpoint import FROZEN, OtherFormat, load_into, load_with_about
+from certvol.runs.checkpoint import DAMAGE, FROZEN, OtherFormat, load_into, load_with_about
 from certvol.runs.folder import RunFolder
 from certvol.scores.calibration import COLDEST, HOTTEST
 from certvol.settings import Config, read_settings_file, resolve
@@ -267,18 +266,12 @@ def load(
     if which not in ("model", "pretrained"):
         raise ValueError(f"`which` must be model or pretrained, found {which!r}")
     folder = RunFolder(run)
-    if not folder.holds_a_run:
-        raise UserError(f"{folder.path} holds no run (config.yaml is missing); give a run's folder")
-    folder.check_links()
+    folder.check_run()
     weights = folder.model if which == "model" else folder.pretrained
     config = resolve(methods.config_classes(), file=read_settings_file(folder.config))
     # The delivered weights alone hold a frozen backbone.
     needs_backbone = which == "pretrained" and config.model.train == "head"
-    if not weights.exists() or (needs_backbone and not folder.model.exists()):
-        raise UserError(
-            f"the run {folder.path} is not complete; "
-            f"resume it with `certvol adapt --resume {folder.path}`"
-        )
+    folder.check_complete(weights, folder.model if needs_backbone else weights)
     try:
         complete, of_model = load_with_about(folder.model) if folder.model.exists() else ({}, {})
         tensors, about = (complete, of_model) if which == "model" else load_with_about(weights)
@@ -296,7 +289,7 @@ def load(
             raise ValueError("some weights are not finite numbers")
     except OtherFormat as error:
         raise UserError(f"weights file {weights} {error}") from None
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
+    except DAMAGE as error:
         raise UserError(f"weights file {weights} is damaged or not certvol's: {error}") from None
     without_weights = replace(config.model, weights="none")
     backbone, info = seeded_backbone(without_weights, config.data.image_size, 0)

@@ -32,7 +32,7 @@ from certvol.predict.estimates import (
 from certvol.predict.evidence import Evidence
 from certvol.predict.max_error import Judged
 from certvol.progress import percent
-from certvol.runs.checkpoint import FORMAT, OtherFormat, check_format
+from certvol.runs.checkpoint import DAMAGE, FORMAT, OtherFormat, check_format
 from certvol.scores.validators import classes_in_use, pretraining_warning
 
 Word = Literal["use it", "look first", "do not use it"]
@@ -228,5 +228,5 @@ def read_verdict(file: Path) -> dict[str, Any]:
         return dict(found)
     except OtherFormat as error:
         raise UserError(f"{file} {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except DAMAGE as error:
         raise UserError(f"{file} is damaged: {error}") from None

@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from certvol.data.folders import printable
-from certvol.errors import UserError
-from certvol.runs.checkpoint import OtherFormat, check_format, load_tensors, read_about
+from certvol.runs.checkpoint import DAMAGE, OtherFormat, check_format, load_tensors, read_about
 from certvol.runs.folder import RunFolder
 from certvol.runs.tables import label_cell, read_metrics
 from certvol.scores import uncertainty
@@ -27,8 +25,6 @@ from certvol.settings import read_settings_file, shown
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 T = TypeVar("T")
-_UNPARSED = (csv.Error, SafetensorError, RecursionError)
-_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, *_UNPARSED)
 
 MEASURES = {name: uncertainty.MEASURES[name] for name in ("sigma", *uncertainty.LABEL_FREE)}
 """The certainty measures that the report shows, sigma first. Declare a new one in `uncertainty`."""
@@ -100,12 +96,7 @@ class Record:
 def read_record(path: str | Path) -> Record:
     """Read a run; UserError if `path` does not hold one."""
     folder = RunFolder(Path(path).absolute())
-    if not folder.holds_a_run:
-        raise UserError(
-            f"{printable(str(path))} is not a run (it has no config.yaml); "
-            "give a folder that `certvol adapt` made"
-        )
-    folder.check_links()
+    folder.check_run()
     notes: list[str] = []
 
     def read(file: Path, parse: Callable[[Path], T]) -> T | None:
@@ -116,7 +107,7 @@ def read_record(path: str | Path) -> Record:
         except OtherFormat as error:
             notes.append(f"{file.name} {error}. It was left out.")
             return None
-        except _DAMAGED as error:
+        except (*DAMAGE, csv.Error) as error:
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             notes.append(f"{file.name} is damaged and was left out: {printable(reason)}")
             return None

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from certvol.data.decoding import UnreadableImage
 from certvol.data.feature_files import is_feature_file, open_target_features
@@ -19,7 +18,7 @@ from certvol.errors import UserError
 from certvol.predict.model import Model, load
 from certvol.progress import Progress
 from certvol.review.target import ReviewTarget
-from certvol.runs.checkpoint import load_tensors, write_tensors
+from certvol.runs.checkpoint import DAMAGE, load_tensors, write_tensors
 from certvol.runs.review_labels import clean_path
 
 CHUNK = 32
@@ -68,7 +67,7 @@ def stored_guesses(target: ReviewTarget) -> Guesses:
         if not np.isin(rows_R, np.arange(len(target.paths))).all():
             raise ValueError("its rows are not those of the run")
         return Guesses(rows_R, probabilities_RC, before_R.clip(-1, len(target.classes) - 1))
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except DAMAGE:
         return no_guesses(target)
 
 

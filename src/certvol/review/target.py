@@ -90,11 +90,9 @@ def open_target(run: str | Path) -> ReviewTarget:
     """Read a complete run."""
     record = read_record(run)
     folder = RunFolder(record.path)
-    if not folder.finished or record.images is None:
-        raise UserError(
-            f"the run {printable(str(run))} is not complete; resume it with "
-            f"`certvol adapt --resume {printable(str(run))}`"
-        )
+    folder.check_complete()
+    if record.images is None:
+        raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
     measure = choose_measure(None, "sigma" in record.images.measures)
     values_N = target_values(folder.path, measure, "a review")
     return ReviewTarget(folder, record, measure, certainty(measure, values_N))

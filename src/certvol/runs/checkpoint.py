@@ -24,6 +24,16 @@ from certvol.files import write_atomically
 from certvol.methods._base import AdaptationMethod
 
 POINTER = "latest.json"
+# What reading a file raises that was cut off, changed or written by another program.
+DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
 FORMAT = "certvol/2"  # of files that other programs may read; a file of another one is refused
 _MARK = b'\\"blake2b\\": \\"'  # comes before the checksum, as JSON within the JSON of a header
 _UNSEALED = b"0" * 64  # stands in for the checksum while it is computed

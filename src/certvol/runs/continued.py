@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.runs.checkpoint import read_about
+from certvol.runs.checkpoint import DAMAGE, read_about
 from certvol.runs.folder import RunFolder
 from certvol.settings import ModelConfig, absolute_path, read_settings_file
 
@@ -20,13 +18,8 @@ def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     run = RunFolder(path)
     shown = printable(str(run.path))
-    if not run.holds_a_run:
-        raise UserError(f"{shown} holds no run (config.yaml is missing); give a run's folder")
-    if not run.finished:
-        raise UserError(
-            f"the run {shown} is not complete; resume it with `certvol adapt --resume {shown}`"
-        )
-    run.check_links()
+    run.check_run()
+    run.check_complete()
     settings = read_settings_file(run.config)
     settings |= {
         "model.start": absolute_path(str(path)),
@@ -69,6 +62,6 @@ def _about(weights: Path) -> dict[str, Any]:
     try:
         found = read_about(weights)
         return {"classes": found["classes"], "norm": found["norm"]}
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
+    except DAMAGE as error:
         shown = printable(str(weights))
         raise UserError(f"weights file {shown} is damaged or not certvol's: {error}") from None

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.files import held_alone, is_leftover, remove_leftovers, write_atomically
 from certvol.runs.checkpoint import Checkpoints, append, append_line, load_tensors, write_tensors
@@ -133,6 +134,23 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return self.model.exists()
+
+    def check_run(self) -> None:
+        """Refuse a folder that holds no run, or one with links and pipes of a stranger."""
+        if not self.holds_a_run:
+            raise UserError(
+                f"{printable(self.path)} holds no run (config.yaml is missing); give a folder that "
+                "`certvol adapt` made"
+            )
+        self.check_links()
+
+    def check_complete(self, *needed: Path) -> None:
+        """Refuse a run without its delivered weights, or without the files `needed` instead."""
+        if not all(file.exists() for file in needed or [self.model]):
+            shown = printable(self.path)
+            raise UserError(
+                f"the run {shown} is not complete; resume it with `certvol adapt --resume {shown}`"
+            )
 
     def owns(self, path: Path) -> bool:
         """Return whether the run needs this file. It does not need its report."""
