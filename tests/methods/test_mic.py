@@ -88,7 +88,7 @@ def test_the_consistency_counts_in_steps_and_uphill_but_the_discriminator_does_n
     more = method.loss(terms) - method.loss(others)
     assert more.item() == pytest.approx(2 * terms["consistency"].item(), rel=1e-4)
     climbed = terms["ce"] + terms["confusion"] + 2 * terms["consistency"]
-    assert method.climbed_loss(terms).item() == pytest.approx(climbed.item(), rel=1e-5)
+    assert method.sam_loss(terms).item() == pytest.approx(climbed.item(), rel=1e-5)
 
 
 def test_the_teacher_sees_whole_images_without_dropout() -> None:

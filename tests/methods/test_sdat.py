@@ -25,10 +25,10 @@ def test_terms_are_those_of_cdan_and_mcc() -> None:
     whole = theirs["ce"] + theirs["adversarial"] + 3 * expected
     assert method.loss(terms).item() == pytest.approx(whole.item(), rel=1e-4)
     climbed = theirs["ce"] + 3 * expected
-    assert method.climbed_loss(terms).item() == pytest.approx(climbed.item(), rel=1e-4)
+    assert method.sam_loss(terms).item() == pytest.approx(climbed.item(), rel=1e-4)
 
 
 def test_only_this_method_climbs_unless_its_radius_is_0() -> None:
-    assert make_method("sdat").climb == 0.02
-    assert make_method("sdat", radius=0.0).climb == 0
-    assert make_method("cdan").climb == 0
+    assert make_method("sdat").sam_radius == 0.02
+    assert make_method("sdat", radius=0.0).sam_radius == 0
+    assert make_method("cdan").sam_radius == 0

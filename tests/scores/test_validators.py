@@ -131,7 +131,7 @@ def test_neighbourhood_density_does_not_depend_on_the_number_of_rows_at_a_time(
 
 
 def test_scores_per_cycle_have_a_value_for_every_validator() -> None:
-    seen = validators.Seen(_random(9, 3, 0), np.array([1, 5, 2], np.float32), 0.5)
+    seen = validators.WatchedOutputs(_random(9, 3, 0), np.array([1, 5, 2], np.float32), 0.5)
     scores = validators.label_free_scores(seen, _random(9, 3, 1))
     assert set(scores) - set(validators.VALIDATORS) == {
         "classes_in_use",
@@ -144,7 +144,9 @@ def test_scores_per_cycle_have_a_value_for_every_validator() -> None:
 
 
 def test_a_score_is_none_if_the_run_lacks_what_it_needs() -> None:
-    scores = validators.label_free_scores(validators.Seen(_random(9, 3, 0)), _random(9, 3, 1))
+    scores = validators.label_free_scores(
+        validators.WatchedOutputs(_random(9, 3, 0)), _random(9, 3, 1)
+    )
     lacking = {name for name, value in scores.items() if value is None}
     assert lacking == {name for name, each in validators.VALIDATORS.items() if each.needs}
 
@@ -152,7 +154,7 @@ def test_a_score_is_none_if_the_run_lacks_what_it_needs() -> None:
 def test_a_new_validator_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     new = validators.Validator(lambda seen: float(seen.probabilities_NC.max()))
     monkeypatch.setitem(validators.VALIDATORS, "largest", new)
-    seen = validators.Seen(_random(9, 3, 0))
+    seen = validators.WatchedOutputs(_random(9, 3, 0))
     scores = validators.label_free_scores(seen, seen.probabilities_NC)
     assert scores["largest"] == seen.probabilities_NC.max()
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import certvol
 from certvol import api
 from certvol.errors import Interrupted, RunFailed, UserError
-from certvol.scores.validators import VALIDATORS, Seen, label_free_scores
+from certvol.scores.validators import VALIDATORS, WatchedOutputs, label_free_scores
 from certvol.settings import GuardConfig
 from certvol.training import named_choices
 from certvol.training.model_choice import ModelChoice, Scores
@@ -53,7 +53,7 @@ def test_the_best_cycle_is_the_newest_among_equals() -> None:
     choice = ModelChoice(GuardConfig(keep="all"))
     choice.start(_scores())
     won = [
-        choice.look(cycle + 1, _scores(bnm=bnm, entropy=entropy), ONE)
+        choice.note_cycle(cycle + 1, _scores(bnm=bnm, entropy=entropy), ONE)
         for cycle, (bnm, entropy) in enumerate([(1, 5), (3, 4), (3, 4.5), (2, 4)])
     ]
     kept = [[name for name in names if name in ("bnm", "entropy")] for names in won]
@@ -64,14 +64,16 @@ def test_the_best_cycle_is_the_newest_among_equals() -> None:
 
 def test_a_collapsed_cycle_is_never_the_best_and_patience_counts_them() -> None:
     choice = _choice("last", mutual_information=1.0)
-    assert choice.look(1, _scores(mutual_information=1.0), ONE) == ["mutual_information"]
+    assert choice.note_cycle(1, _scores(mutual_information=1.0), ONE) == ["mutual_information"]
     for cycle in (2, 3):
         assert not choice.has_collapsed
-        assert choice.look(cycle, _scores(mutual_information=2.0, classes_in_use=1.0), ONE) == []
+        assert (
+            choice.note_cycle(cycle, _scores(mutual_information=2.0, classes_in_use=1.0), ONE) == []
+        )
         assert "only 1.0 classes" in choice.signs_of_collapse()[0]
     assert choice.has_collapsed
     assert choice.best == {"mutual_information": (1, 1.0)}
-    choice.look(4, _scores(mutual_information=0.5), ONE)
+    choice.note_cycle(4, _scores(mutual_information=0.5), ONE)
     assert not choice.has_collapsed
 
 
@@ -116,24 +118,26 @@ def test_settled_labels_are_the_reason_for_the_last_cycle() -> None:
 
 def test_a_missing_score_chooses_nothing() -> None:
     choice = _choice("sigma")
-    assert choice.look(1, _scores(sigma=None), ONE) == choice.look(2, _scores(), ONE) == []
+    assert (
+        choice.note_cycle(1, _scores(sigma=None), ONE) == choice.note_cycle(2, _scores(), ONE) == []
+    )
     assert choice.best == {}
 
 
 def test_ensv_compares_the_best_and_the_newest_cycle_with_the_mean_of_all() -> None:
     choice = _choice("ensv")
-    assert choice.look(1, _scores(), _labels(0, 0, 0, 0)) == ["ensv"]
+    assert choice.note_cycle(1, _scores(), _labels(0, 0, 0, 0)) == ["ensv"]
     # The mean of both is the first's labels.
-    assert choice.look(2, _scores(), 0.9 * _labels(0, 1, 1, 1)) == []
+    assert choice.note_cycle(2, _scores(), 0.9 * _labels(0, 1, 1, 1)) == []
     # Now the mean says 0 1 1 1: cycle 1 agrees on a quarter, the newest on three quarters.
-    assert choice.look(3, _scores(), 0.9 * _labels(0, 1, 1, 2)) == ["ensv"]
+    assert choice.note_cycle(3, _scores(), 0.9 * _labels(0, 1, 1, 2)) == ["ensv"]
     assert choice.best["ensv"] == (3, 0.75)
     copy = _choice("ensv")
     copy.restore(json.loads(json.dumps(choice.facts())), choice.tensors())
     for each in (copy, choice):
-        assert each.look(4, _scores(), _labels(0, 1, 1, 1)) == ["ensv"]
+        assert each.note_cycle(4, _scores(), _labels(0, 1, 1, 1)) == ["ensv"]
     choice.start(_scores())
-    assert choice.look(1, _scores(), _labels(2, 2, 2, 2)) == ["ensv"]
+    assert choice.note_cycle(1, _scores(), _labels(2, 2, 2, 2)) == ["ensv"]
 
 
 def test_an_unknown_validator_in_a_checkpoint_is_refused() -> None:
@@ -212,7 +216,7 @@ def _collapsing(monkeypatch: pytest.MonkeyPatch, after_cycle: int) -> None:
     """Let every later cycle look collapsed."""
     honest = label_free_scores
 
-    def scores(seen: Seen, pretrained: np.ndarray) -> dict[str, float | None]:
+    def scores(seen: WatchedOutputs, pretrained: np.ndarray) -> dict[str, float | None]:
         found = honest(seen, pretrained)
         calls.append(1)
         return {**found, "classes_in_use": 1.0} if len(calls) > after_cycle + 1 else found

@@ -178,15 +178,15 @@ class AdaptationMethod(nn.Module, ABC):
         return torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
 
     @property
-    def climb(self) -> float:
+    def sam_radius(self) -> float:
         """The radius of sharpness-aware minimisation (SAM) in adaptation; 0 for ordinary steps.
 
         The gradients of a step are then those at weights moved by this length along the gradient
-        of `climbed_loss`, so that a step evaluates `loss_terms` twice.
+        of `sam_loss`, so that a step evaluates `loss_terms` twice.
         """
         return 0.0
 
-    def climbed_loss(self, terms: dict[str, Tensor]) -> Tensor:
+    def sam_loss(self, terms: dict[str, Tensor]) -> Tensor:
         """Return the part of the loss whose sharpness counts; by default all of it."""
         return self.loss(terms)
 

@@ -2,7 +2,7 @@
 classified as a teacher classifies the whole ones; on SDAT.
 
 Implemented: the terms of `sdat` + `consistency_weight` * q * cross-entropy of the masked target
-rows to the teacher's labels, which belongs to the task loss that a step climbs. Each of `blocks` x
+rows to the teacher's labels, which is part of the task loss that SAM climbs. Each of `blocks` x
 `blocks` equal parts of an image is 0, which is the mean colour, with probability `masked`. The
 teacher, an average of the student's weights, sees the whole images without dropout; q is its
 highest probability. It labels and is delivered.

@@ -38,10 +38,10 @@ class Method(cdan.Method):
         return super().term_weights | {"confusion": self.config.confusion_weight}
 
     @property
-    def climb(self) -> float:
+    def sam_radius(self) -> float:
         return float(self.config.radius)
 
-    def climbed_loss(self, terms: dict[str, Tensor]) -> Tensor:
+    def sam_loss(self, terms: dict[str, Tensor]) -> Tensor:
         return self.loss({name: term for name, term in terms.items() if name != "adversarial"})
 
     def domain_losses(self, batch: Batch, rows_NB: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:

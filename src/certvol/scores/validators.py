@@ -116,7 +116,7 @@ def ensemble_agreement(candidates: Iterable[Probabilities]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedOutputs:
     """The outputs of a cycle's model for the watched images, which validators score."""
 
     probabilities_NC: Probabilities
@@ -134,14 +134,14 @@ class Validator:
     by cycle `ModelChoice`).
     """
 
-    function: Callable[[Seen], float | None] | None
+    function: Callable[[WatchedOutputs], float | None] | None
     direction: Literal[1, -1] = 1
     """-1: less is better."""
     needs: Literal["held_out_source", "sigma"] | None = None
     """What a run must have for this score."""
 
 
-def _median_sigma(seen: Seen) -> float | None:
+def _median_sigma(seen: WatchedOutputs) -> float | None:
     return None if seen.sigma_N is None else float(np.median(seen.sigma_N))
 
 
@@ -159,7 +159,9 @@ VALIDATORS = {
 DIRECTION = {name: each.direction for name, each in VALIDATORS.items() if each.function is not None}
 
 
-def label_free_scores(seen: Seen, pretrained_NC: Probabilities) -> dict[str, float | None]:
+def label_free_scores(
+    seen: WatchedOutputs, pretrained_NC: Probabilities
+) -> dict[str, float | None]:
     """Return the scores that are logged per cycle: the validators' and what the guard watches."""
     functions = {name: each.function for name, each in VALIDATORS.items()}
     scores = {name: score(seen) for name, score in functions.items() if score is not None}

@@ -33,7 +33,7 @@ from certvol.randomness import numpy_generator
 from certvol.scores.validators import (
     DIRECTION,
     VALIDATORS,
-    Seen,
+    WatchedOutputs,
     agreement,
     label_free_scores,
     signs_of_collapse,
@@ -110,7 +110,7 @@ class Watch:
         so its accuracy on the source says nothing.
         """
         accuracy = None if fitted else self.source_accuracy()
-        seen = Seen(outputs.probabilities_NC, outputs.sigma_N, accuracy)
+        seen = WatchedOutputs(outputs.probabilities_NC, outputs.sigma_N, accuracy)
         return label_free_scores(seen, pretrained_NC)
 
 
@@ -171,8 +171,10 @@ class ModelChoice:
             fewer = classes if before is None else min(before, classes)
             self.pretrained["classes_expected"] = fewer
 
-    def look(self, cycle: int, scores: Scores, probabilities_NC: NDArray[np.float32]) -> list[str]:
-        """Return the validators that rate this cycle best so far; none after a collapse."""
+    def note_cycle(
+        self, cycle: int, scores: Scores, probabilities_NC: NDArray[np.float32]
+    ) -> list[str]:
+        """Note a cycle's scores; return the validators that rate it best, none if it collapsed."""
         self.last = scores
         if self.signs_of_collapse():
             self.collapsed_in_a_row += 1

@@ -25,7 +25,7 @@ from certvol.settings import TrainingConfig
 from certvol.training.cuda_graph import Recorder
 from certvol.training.optimizers import OPTIMIZERS
 
-SMALLEST_NORM = 1e-12  # of the gradient that weights climb along, which is a divisor
+SMALLEST_NORM = 1e-12  # of the gradient that SAM moves weights along, which is a divisor
 STATISTICS_BATCHES = 16  # for the first estimate of the target's statistics
 REVIEWED = "reviewed"  # name of the loss on reviewed rows
 HEAD_RATE = 10.0  # usual `training.head_rate` behind a frozen backbone
@@ -148,7 +148,7 @@ class Stepper:
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
         self.optimizer.zero_grad(set_to_none=True)
-        with self._uphill(batch):
+        with self._at_sam_weights(batch):
             terms = self._terms(batch, self._losses(batch.adapting))
             self._loss(terms, batch).backward()  # type: ignore[no-untyped-call]
         if self.settings.grad_clip > 0:
@@ -178,15 +178,15 @@ class Stepper:
         return loss if weight == 1 else loss * weight
 
     @contextmanager
-    def _uphill(self, batch: Batch) -> Iterator[None]:
-        """Move the weights by `method.climb` along the whole gradient while the context lasts."""
+    def _at_sam_weights(self, batch: Batch) -> Iterator[None]:
+        """Inside the context, move the weights by `method.sam_radius` along the whole gradient."""
         method = self.method
-        if not batch.adapting or method.climb == 0:
+        if not batch.adapting or method.sam_radius == 0:
             yield
             return
         weights = [weight for weight in method.parameters() if weight.requires_grad]
         before = [weight.detach().clone() for weight in weights]
-        loss = method.climbed_loss(self._terms(batch, method.loss_terms))
+        loss = method.sam_loss(self._terms(batch, method.loss_terms))
         gradients = torch.autograd.grad(
             self._weighted(loss, batch), weights, allow_unused=True, materialize_grads=True
         )
@@ -194,7 +194,7 @@ class Stepper:
         with torch.no_grad():
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
             for weight, gradient in zip(weights, gradients, strict=True):
-                weight.add_(gradient * (method.climb / norm.clamp(min=SMALLEST_NORM)))
+                weight.add_(gradient * (method.sam_radius / norm.clamp(min=SMALLEST_NORM)))
         try:
             yield
         finally:
