@@ -29,7 +29,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     except RuntimeError:
         shown = os.fspath(path).partition(os.sep)[0]
         raise UserError(
-            f"{shown} in {os.fspath(path)} is no user's home folder; write the path in full, or "
+            f"{shown} in {os.fspath(path)} is not a user's home folder; write the path in full, or "
             f"`./{shown}` for a folder of that name"
         ) from None
 

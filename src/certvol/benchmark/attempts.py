@@ -13,6 +13,8 @@ from certvol.runs.checkpoint import append_line
 
 
 class Attempts:
+    """The attempts at each run, from this call and from earlier ones."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.by_run: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -24,8 +24,8 @@ class Pool(Protocol):
     ) -> int | None:
         """Run all jobs; return the signal that stopped it, or None.
 
-        `ended` is called with the outcome of each attempt, `running` regularly with the jobs that
-        run.
+        It calls `ended` with the outcome of each attempt, and `running` regularly with the jobs
+        that run at the moment.
         """
 
 

@@ -1,11 +1,14 @@
 """Test whether a difference is more than noise."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+
+from certvol.scores.metrics import spearman
 
 RESAMPLES = 2**14  # all sign flips of up to 14 pairs; of more pairs, that many at random
 LEVEL = 0.05
@@ -64,6 +67,5 @@ def judge(differences: Sequence[float], p: float) -> str:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Return Spearman's correlation; None for constant values and for fewer than three."""
-    if len(first) < 3 or len(set(first)) == 1 or len(set(second)) == 1:
-        return None
-    return float(stats.spearmanr(first, second).statistic)
+    found = spearman(np.asarray(first), np.asarray(second)) if len(first) > 2 else math.nan
+    return None if math.isnan(found) else found

@@ -102,7 +102,7 @@ def multi_source_tasks(letters: str) -> tuple[str, ...]:
 
 
 def partial_targets(domains: Sequence[Domain], classes: Sequence[str]) -> tuple[Domain, ...]:
-    """Return the domains with some of their classes only: `W10` is `W` with ten."""
+    """Return the domains with only some of their classes: `W10` is `W` with ten."""
     kept = tuple(classes)
     return tuple(
         replace(domain, letter=f"{domain.letter}{len(kept)}", images=None, classes=kept)

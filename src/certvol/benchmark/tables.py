@@ -75,7 +75,7 @@ def ranking_of(done: Sequence[Result]) -> Table | None:
 def accuracy_table(
     suite: Suite, done: Sequence[Result], methods: list[str], tasks: list[str], validator: str
 ) -> Table:
-    """Show accuracies by task; if the suite's metric is by class, those of one task by class.
+    """Show accuracies by task or, if the suite's metric is by class, those of one task by class.
 
     A run measures the classes of the delivered model only; a table by task shows the last cycle's.
     """

@@ -22,10 +22,10 @@ def process_rank() -> int:
 
 
 def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C and SIGTERM of a command without `Signals`, and of one that still starts.
+    """Handle Ctrl-C and SIGTERM while a command starts, and in commands without `Signals`.
 
-    An exception within an import may be swallowed or turned into another one, and a command that
-    is importing has nothing to save.
+    During an import, end the process: there is nothing to save yet, and the imported code may
+    swallow an exception or turn it into another one.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

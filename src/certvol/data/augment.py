@@ -22,9 +22,8 @@ from torch import Tensor
 
 from certvol.settings import AugmentConfig
 
-CROP_ATTEMPTS = (
-    10  # as in torchvision, so that crops have the same distribution as in the authors' release
-)
+# As in torchvision, so that crops have the same distribution as in the authors' release.
+CROP_ATTEMPTS = 10
 Triple = tuple[float, float, float]
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's grey conversion
 
@@ -238,8 +237,8 @@ def train_view(
 ) -> Tensor:
     """Return [N, 3, H, H], float32, normalised: each image under its own parameters.
 
-    Outside an image lies its reflection: black corners or a repeated border would be edges that no
-    test image has. `fused` uses torch.compile, for a constant number of images. The call never
+    An image continues as its own reflection: black corners or a repeated border would be edges that
+    no test image has. `fused` uses torch.compile, for a constant number of images. The call never
     waits for the device.
     """
     _check_images(images_u8_NSSC, info)
@@ -361,7 +360,10 @@ def _recolour(
 
 @functools.cache
 def _scale_and_offset(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what turns 0..255 into (value / 255 - mean) / std; cached, as copying would wait."""
+    """Return what turns 0..255 into (value / 255 - mean) / std.
+
+    The result is cached, because copying it to the device waits for the device.
+    """
     with torch.inference_mode(False):
         means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
         return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)

@@ -100,7 +100,7 @@ Pool = Indices | Mixture
 
 
 class _Drawer:
-    """Draw images without replacement: first in the given order, then in new random orders."""
+    """Draws images without replacement: first in the given order, then in new random orders."""
 
     def __init__(self, pool: Indices, rng: np.random.Generator) -> None:
         self.pool, self.rng, self.left = pool, rng, pool
@@ -174,7 +174,7 @@ def plan_mixed_cycle(
 ) -> CyclePlan:
     """Plan balanced batches of both domains, for adaptation.
 
-    `target` holds the images of each pseudo-label, in an order that is random already.
+    `target` holds the images of each pseudo-label, in random order.
     """
     source_drawers = [_drawer(pool, rng) for pool in source]
     target_drawers = [_Drawer(pool, rng) for pool in target]
@@ -253,7 +253,7 @@ def plan_plain_cycle(
     batch_size: int,
     rng: np.random.Generator,
 ) -> CyclePlan:
-    """Plan plain batches: `target_SN`, drawn before, filled up with source images."""
+    """Plan plain batches of the target images `target_SN`, filled up with source images."""
     steps, num_target = target_SN.shape
     source_SN = draw_plain(source, steps, batch_size - num_target, rng)
     images = np.concatenate([source_SN, target_SN], axis=1)

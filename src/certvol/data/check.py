@@ -128,30 +128,31 @@ def check(
             raise UserError(f"there is no file or folder {printable(str(place))}")
     found = _Findings()
     if any(map(is_feature_file, [*sources, target])):
-        classes, one, other = _check_features(sources, target, found)
+        classes, *domains = _check_features(sources, target, found)
     else:
-        classes, one, other = _check_images(sources, target, config, progress or Silent(), found)
-    counter = Counter(one.classes)
+        classes, *domains = _check_images(sources, target, config, progress or Silent(), found)
+    in_source, in_target = domains
+    counter = Counter(in_source.classes)
     counts = {name: counter[name] for name in classes}
     if classes:
         _about_counts(counts, found)
         _about_names(classes, found)
     for text in (
-        check_target.about_size(len(other.paths), len(classes)),
-        check_target.about_copies(other.thumbnails),
+        check_target.about_size(len(in_target.paths), len(classes)),
+        check_target.about_copies(in_target.thumbnails),
     ):
         if text is not None:
             found.warn(f"target: {text}")
-    duplicates = _duplicates(one, found), _duplicates(other, found)
-    in_both = _in_both(one, other, found)
+    duplicates = _duplicates(in_source, found), _duplicates(in_target, found)
+    in_both = _in_both(in_source, in_target, found)
     return CheckReport(
         source_counts=counts,
-        target_count=len(other.paths),
+        target_count=len(in_target.paths),
         findings=sorted(found, key=lambda each: ("error", "warning", "note").index(each.level)),
-        source_unreadable=one.unreadable,
-        target_unreadable=other.unreadable,
-        source_empty=one.empty,
-        target_empty=other.empty,
+        source_unreadable=in_source.unreadable,
+        target_unreadable=in_target.unreadable,
+        source_empty=in_source.empty,
+        target_empty=in_target.empty,
         source_duplicates=duplicates[0],
         target_duplicates=duplicates[1],
         in_both=in_both,
@@ -214,9 +215,9 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
     number = 0
     progress.start(f"reading {printable(listing.root.name)}", len(listing.paths))
     try:
-        with contextlib.closing(read_images(listing, _PROBE_SIZE, config)) as lots:
-            for lot in lots:
-                for image in lot:
+        with contextlib.closing(read_images(listing, _PROBE_SIZE, config)) as groups:
+            for group in groups:
+                for image in group:
                     path = listing.paths[number]
                     if image.pixels is not None and image.digest is not None:
                         paths.append(path)
@@ -228,7 +229,7 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
                     else:
                         unreadable.append((path, image.reason))
                     number += 1
-                progress.advance(len(lot))
+                progress.advance(len(group))
     finally:
         progress.finish()
     hashes = _as_hashes(b"".join(digests))
@@ -371,8 +372,8 @@ def _duplicates(domain: _Domain, found: _Findings) -> list[list[str]]:
     text = f"{sum(map(len, groups)) - len(groups)} (such as {name_some(groups[0])})"
     found.warn(f"{domain.which}: repeated content: {text}; each copy counts")
     classes = domain.classes or [None] * len(domain.paths)
-    if torn := [group for group in members if len({classes[i] for i in group}) > 1]:
-        text = f"{len(torn)} (such as {name_some([domain.paths[i] for i in torn[0]])})"
+    if differing := [group for group in members if len({classes[i] for i in group}) > 1]:
+        text = f"{len(differing)} (such as {name_some([domain.paths[i] for i in differing[0]])})"
         found.warn(f"{domain.which}: content in more than one class: {text}; keep the right one")
     return groups
 

@@ -61,7 +61,7 @@ def folder_names(paths: Sequence[str]) -> Counter[str]:
 
 
 def about_folders(paths: Sequence[str], classes: Sequence[str]) -> str | None:
-    """Warn if some folders are named like source classes, or nearly so, and others are not."""
+    """Warn if only some folders are named like source classes, or if names are nearly the same."""
     names = sorted(folder_names(paths))
     known = {unicodedata.normalize("NFC", name) for name in classes}
     strange = [name for name in names if unicodedata.normalize("NFC", name) not in known]

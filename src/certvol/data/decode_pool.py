@@ -78,7 +78,7 @@ class _WorkerDied(Exception):
 
 
 class _Reader:
-    """Read a listing's images, for several threads at once; each thread has a worker of its own."""
+    """Reads a listing's images for several threads at once; each thread has its own worker."""
 
     def __init__(
         self, listing: Listing, size: int, config: DataConfig, use_processes: bool
@@ -139,7 +139,7 @@ class _Reader:
             raise
 
     def _worker_of_thread(self) -> "_Worker | None":
-        """Return None if no process starts: the thread decodes then."""
+        """Return this thread's worker; None if none can start: the thread then decodes itself."""
         worker: _Worker | None = getattr(self._of_thread, "worker", None)
         try:
             with self._lock:
@@ -176,7 +176,7 @@ def _identity(root: Path) -> tuple[int, int] | None:
 
 
 class _Worker:
-    """One process, asked by one thread."""
+    """A process that decodes images for one thread."""
 
     def __init__(self, size: int) -> None:
         self._shape = (size, size, 3)

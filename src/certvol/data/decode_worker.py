@@ -35,9 +35,8 @@ def main() -> None:
         for line in sys.stdin.buffer:
             image, large, failed = ReadImage(None, None), False, ""
             file, alone = json.loads(line)
-            signal.setitimer(
-                signal.ITIMER_PROF, seconds
-            )  # processor time, which does not depend on the load
+            # Processor time, because the time on the clock depends on the load.
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
                 image = read_image(ListedFile(*file), size, max_megapixels, alone)
             except LargeImage:

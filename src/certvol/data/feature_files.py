@@ -191,7 +191,7 @@ def check_comparable(
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name without .npz, by which files of features are recognised."""
+    """Refuse a name without .npz: files of features are recognised by it."""
     if path.suffix.lower() != SUFFIX:
         shown = printable(path)
         raise UserError(f"features are written as .npz; {shown} should end in .npz")
@@ -308,7 +308,6 @@ def _names(values: npt.NDArray[Any], path: Place) -> list[str]:
         codes = np.ascontiguousarray(values, values.dtype.newbyteorder("=")).view(np.uint32)
         if (codes > sys.maxunicode).any():  # Python cannot make text of them
             raise UserError(
-                f"some names in {printable(path)} hold numbers that stand for no letter; write "
-                "the file again"
+                f"names in {printable(path)} hold invalid character codes; write the file again"
             )
     return [str(value) for value in values]

@@ -19,15 +19,13 @@ IMAGE_SUFFIXES = frozenset(
     | {"heic", "heif", "hif", "avif"}
 )
 _IGNORED = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
-
-
-LATEST_NS = 2**63 - 1  # some file systems have later times than 2262, and int64 has not
+LATEST_NS = 2**63 - 1  # in the year 2262; some file systems have later times
 
 
 class ListedFile(NamedTuple):
     """An image file, with size and times (ns) from when it was listed.
 
-    Programs can set `mtime_ns` to any time, but not `ctime_ns`, which every change renews.
+    Programs can set `mtime_ns` to any time, but not `ctime_ns`, which every change updates.
     """
 
     path: str

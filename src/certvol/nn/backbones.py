@@ -78,9 +78,8 @@ def create_backbone(
     are laid out channels-last, which is faster on CPUs and GPUs for images of the same layout.
     """
     file = None if weights == NO_WEIGHTS else weights
-    tensors = (
-        None if file is None else read_weights(file)
-    )  # first, so that a wrong file fails at once
+    # First, so that a wrong file fails at once.
+    tensors = None if file is None else read_weights(file)
     info = describe(name, image_size)
     if features_dim(name) is not None:
         module: nn.Module = nn.Identity()
@@ -105,7 +104,7 @@ def _timm_names() -> frozenset[str]:
 
 
 def _timm_cfg(name: str) -> Any:
-    """Return the pretrained_cfg of a name; a missing tag is timm's default."""
+    """Return the pretrained_cfg of a name; a name without a tag gets timm's default."""
     timm = import_timm()
     from timm.models import get_pretrained_cfg
 
@@ -113,7 +112,7 @@ def _timm_cfg(name: str) -> Any:
         return get_pretrained_cfg("resnet50")
 
     if timm.is_model(name):
-        # A RuntimeError: the architecture exists, the tag does not.
+        # RuntimeError: the architecture exists, but not the tag.
         with contextlib.suppress(RuntimeError), _quiet():
             cfg = get_pretrained_cfg(name)
             if cfg is not None:

@@ -146,7 +146,7 @@ def _sum_over_processes(values: Tensor) -> Tensor:
 def install(backbone: nn.Module, domains: Domains) -> int:
     """Replace every BatchNorm2d in place and return their number.
 
-    Layers that timm fuses into its own stay behind them.
+    timm fuses dropout and activation into some of them; these then follow as layers of their own.
     """
     found = [(path, m) for path, m in backbone.named_modules() if isinstance(m, nn.BatchNorm2d)]
     for path, layer in found:

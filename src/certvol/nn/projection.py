@@ -34,8 +34,8 @@ def kept_dimensions(model: ModelConfig, dim: int, images: int, closed_form: bool
 class Projection(nn.Module):
     """Subtract a mean, and keep the coordinates along orthonormal directions.
 
-    Only the part of a distance outside these directions is lost. The map is set
-    once, by `fit_projection`, and delivered with the model.
+    Only the part of a distance outside these directions is lost. The map is set once, by
+    `fit_projection`, and delivered with the model.
     """
 
     mean_D: Tensor

@@ -44,7 +44,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             start = file.read(16)
         if not start:
             raise UserError(f"the weights file {path} is empty")
-        # Files are renamed: a safetensors file starts with its header's length, then `{`.
+        # Users rename files, so look inside: safetensors starts with a length, then `{`.
         found = _read_safetensors(path) if start[8:9] == b"{" else _read_pickle(path)
     except OSError as error:
         raise UserError(f"cannot read the weights file {path}: {error.strerror or error}") from None

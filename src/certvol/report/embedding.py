@@ -21,7 +21,7 @@ class Embedding(NamedTuple):
     """None if the delivered model is the pretrained one."""
 
 
-@lru_cache(maxsize=1)  # kept for the figures for papers, which need it after the page
+@lru_cache(maxsize=1)  # the figures for papers need it again after the page
 def embed(features: Features, seed: int = 0) -> Embedding:
     """Lay out both with the same seed, and turn the second to match the first."""
     from threadpoolctl import threadpool_limits

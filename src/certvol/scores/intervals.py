@@ -81,9 +81,9 @@ def stratified(
 
     The interval is Clopper and Pearson's for the effective number of labels, as Korn and Graubard
     (1998) do it: the number that a simple random sample would need for the same variance. A
-    stratum's variance is taken at a rate pulled towards the overall one, so that a few labels that
-    happen to agree claim no precision. A stratum without labels joins its neighbour, so strata
-    should be ordered by what they are made of.
+    stratum's variance is computed with a rate pulled towards the overall one, so that a few labels
+    that happen to agree do not look precise. A stratum without labels joins its neighbour, so order
+    the strata by certainty, or whatever they were made by.
     """
     right_H, drawn_H, size_H = _joined(right_H, drawn_H, size_H)
     if drawn_H.sum() == 0:
@@ -197,8 +197,8 @@ def risk_threshold(
 def _first_coverage(labels: int, risk: float, confidence: float) -> float:
     """Return the share of the images that the strictest candidate accepts.
 
-    Its labels allow a few errors if that takes no more than half of them: otherwise a single error
-    would often end the sequence at its first candidate.
+    It accepts enough labels to allow a few errors, as long as that takes at most half of them:
+    otherwise a single error would often end the sequence at its first candidate.
     """
     none, few = (_labels_that_allow(errors, risk, confidence) for errors in (0, FIRST_ERRORS))
     return min(1.0, max(none, min(few, labels / 2)) / max(1, labels))

@@ -61,7 +61,7 @@ def agreement(probabilities_NC: Probabilities, reference_NC: Probabilities) -> f
 
 
 def batch_nuclear_norm(probabilities_NC: Probabilities) -> float:
-    """BNM: sum of the singular values of P, over N. High if confident and of many classes."""
+    """BNM: sum of the singular values of P, over N. High if confident and using many classes."""
     # P = QR has the singular values of R, which has only C rows.
     triangle = np.linalg.qr(probabilities_NC.astype(np.float64), mode="r")
     return float(np.linalg.svd(triangle, compute_uv=False).sum() / len(probabilities_NC))
@@ -177,8 +177,8 @@ def signs_of_collapse(
 ) -> list[str]:
     """Describe each sign that a model has collapsed since pretraining; empty if it is healthy.
 
-    Falling onto few classes is not a collapse if few are expected: `classes_expected` of
-    `pretrained` is the number that a target prior or the first labels leave.
+    Using few classes is not a collapse if few are expected: `classes_expected` of `pretrained` is
+    the number that a target prior or the first labels leave.
     """
     signs = []
     used, used_before = scores["classes_in_use"], pretrained["classes_in_use"]
@@ -281,7 +281,7 @@ def keeps_source(trials: Trials, least: float) -> dict[str, Scores | None]:
 def pretraining_warning(accuracy: float | None, images: int, num_classes: int) -> str | None:
     """Warn if the pretrained model is poor on held-out source images.
 
-    With two classes 60 % is little, and with a hundred 10 % is much, so the bar depends on chance.
+    The bar depends on chance: 60 % is poor with two classes, and 10 % is good with a hundred.
     """
     if accuracy is None or images < FEWEST_JUDGES:
         return None

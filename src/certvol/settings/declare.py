@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
-LARGEST_INT, LARGEST_FLOAT = 2**62, 1e30  # of settings that name no limit
+LARGEST_INT, LARGEST_FLOAT = 2**62, 1e30  # of settings without a limit of their own
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,12 @@ def _cloned(rows: ReviewedRows) -> ReviewedRows:
 
 @cache
 def _side_stream(device: int) -> Any:
-    """Return one stream for all runs of a process: a stream never gives its memory to another."""
+    """Return one stream for all runs of a process, because streams do not share their memory."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Recorder:
-    """Runs the first steps of a kind directly and replays later ones, with the same results."""
+    """Takes the first steps of a kind directly and replays later ones, with the same results."""
 
     def __init__(self, train_on: TrainOn, enabled: bool) -> None:
         self.train_on, self.enabled = train_on, enabled

@@ -21,7 +21,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """A survey of the target, made before the cycle that needs it begins."""
+    """A survey of the target for a cycle that has not begun yet."""
 
     cycle: int
     survey: Survey
@@ -96,7 +96,7 @@ class CycleLabels:
         return self.labeller.survey(cycle, stage, pools, stop_if_asked)
 
     def survey_ahead(self, cycle: int) -> None:
-        """Survey the target for the next cycle now, so that the guard needs no pass of its own.
+        """Survey the target for the next cycle now: the guard then needs no pass of its own.
 
         A run that is stopped during the survey resumes after the last step of the present plan.
         """

@@ -64,7 +64,7 @@ class TrainingLog:
 def medians(batch: Batch) -> dict[str, float | None]:
     """Return the median of each logged value (sigma) per domain; None for a domain without rows.
 
-    Waits for the device.
+    This waits for the device.
     """
     found: dict[str, float | None] = {}
     for name, value_N in batch.logged.items():

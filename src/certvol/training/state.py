@@ -41,7 +41,7 @@ class Position:
     trial_scores: dict[str, Scores | None] = field(default_factory=dict)
     """Label-free scores of each norm mode tried; None if it collapsed."""
     collapse: list[str] = field(default_factory=list)
-    """The signs of collapse for which the guard ended adaptation."""
+    """The signs of collapse because of which the guard ended adaptation."""
     changed: float = 1.0
     """The share of watched target images whose prediction the newest cycle changed."""
     steady: int = 0
@@ -75,7 +75,7 @@ def _are_scores(found: object) -> bool:
 
 
 class RunState:
-    """Position, plan and labels, beside the weights and the momentum in `method` and `stepper`."""
+    """The state of a run: position, plan and labels; weights and momentum lie in their owners."""
 
     def __init__(self, method: AdaptationMethod, stepper: Stepper, choice: ModelChoice) -> None:
         self.method, self.stepper, self.choice = method, stepper, choice

@@ -71,7 +71,7 @@ class Trials:
         except FloatingPointError as error:
             if mode != "frozen":
                 raise
-            # The user did not ask for this candidate, so it must not end the run.
+            # The user did not ask for this mode, so its failure must not end the run.
             trainer.reporter.warn(f"norm mode frozen is left out: {error} no longer finite")
             keeper.restore(START, trainer.state)
             scores[mode] = None

@@ -38,7 +38,7 @@ def nearest_neighbours(units_ND: Tensor, k: int) -> Neighbours:
 def neighbours_for(probabilities_NC: Tensor, most: int) -> int:
     """Return how many neighbours of an image probably show the same class, at most `most`.
 
-    That is half of the images per class; the mean prediction tells how many classes are in use.
+    This is half of the images per class in use, which the entropy of the mean prediction estimates.
     """
     in_use = float(entropy(probabilities_NC.mean(dim=0, keepdim=True)).exp())
     return max(1, min(most, round(0.5 * len(probabilities_NC) / in_use)))

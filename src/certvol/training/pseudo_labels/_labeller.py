@@ -29,6 +29,8 @@ BetweenChunks = Callable[[], None]
 
 
 class Labeller:
+    """Labels target images for a cycle: as many as it draws, or all of them."""
+
     def __init__(
         self,
         method: AdaptationMethod,
