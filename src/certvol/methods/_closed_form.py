@@ -67,3 +67,14 @@ class ClosedFormMethod(basic.Method):
             if (found := state_dict.get(prefix + name)) is not None:
                 setattr(self, name, torch.empty_like(found, device=getattr(self, name).device))
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class LinearMethod(ClosedFormMethod):
+    """A method that fits a linear classifier of standardised features."""
+
+    arrays: tuple[str, ...] = ("weight_CD", "bias_C")
+    weight_CD: Tensor
+    bias_C: Tensor
+
+    def fitted_logits(self, rows_ND: Tensor) -> Tensor:
+        return rows_ND @ self.weight_CD.T + self.bias_C

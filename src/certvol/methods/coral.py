@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from certvol.methods._alignment import coral, logistic_regression
-from certvol.methods._closed_form import ClosedFormMethod
+from certvol.methods._closed_form import LinearMethod
 from certvol.settings import setting
 
 
-class Method(ClosedFormMethod):
+class Method(LinearMethod):
     summary = "CORAL on fixed features: match the target's covariance, then logistic regression"
-    arrays = ("weight_CD", "bias_C")
-    weight_CD: Tensor
-    bias_C: Tensor
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -36,6 +33,3 @@ class Method(ClosedFormMethod):
         labels, classes = labels_S.numpy(), self.network.num_classes
         weight_CD, bias_C = logistic_regression(aligned_SD, labels, classes, self.config.strength)
         self.keep(weight_CD=weight_CD, bias_C=bias_C)
-
-    def fitted_logits(self, rows_ND: Tensor) -> Tensor:
-        return rows_ND @ self.weight_CD.T + self.bias_C

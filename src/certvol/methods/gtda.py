@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from certvol.methods._alignment import Game, gtda, gtda_strategies, logistic_regression
-from certvol.methods._closed_form import ClosedFormMethod
+from certvol.methods._closed_form import LinearMethod
 from certvol.settings import setting
 
 
-class Method(ClosedFormMethod):
+class Method(LinearMethod):
     summary = "GTDA+LR on fixed features: labels spread over a graph of neighbours by a game"
-    arrays = ("weight_CD", "bias_C", "nodes_MD", "strategies_MC", "scales_M")
-    weight_CD: Tensor
-    bias_C: Tensor
+    arrays = (*LinearMethod.arrays, "nodes_MD", "strategies_MC", "scales_M")
     nodes_MD: Tensor
     strategies_MC: Tensor
     scales_M: Tensor
@@ -49,7 +47,7 @@ class Method(ClosedFormMethod):
         self.keep(nodes_MD=nodes, strategies_MC=strategies, scales_M=scales)
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
-        start_NC = (rows_ND @ self.weight_CD.T + self.bias_C).softmax(1)
+        start_NC = super().fitted_logits(rows_ND).softmax(1)
         game = Game(self.nodes_MD, self.strategies_MC, self.scales_M)
         strategies_NC = gtda_strategies(rows_ND, start_NC, game, self.config.neighbours)
         return strategies_NC.clamp_min(1e-12).log()

@@ -3,8 +3,8 @@
 Implemented: on fixed features (of pretrained weights, or else those that pretraining has made). In
 four rounds, with lambda 0.8, 0.6, 0.4 and 0.2, virtual rows lambda x_s + (1 - lambda) x_t of random
 source and target rows form a domain between the two. Source and virtual rows each span several
-subspaces of principal axes: a next one for the rows that those before reconstruct badly. The
-subspaces are paired greedily by their distance on the Grassmann manifold, and the source's are
+subspaces of principal axes: each further one fits the rows that the earlier ones reconstruct badly.
+The subspaces are paired greedily by their distance on the Grassmann manifold, and the source's are
 rotated onto the partner's. A classifier of the aligned source labels the virtual rows, and sure
 ones join the source. At the end the enlarged source is aligned with the target in the same way.
 Our choices, which the paper leaves open or which we could not find: every domain is standardised
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from certvol.methods._alignment import Array, Labels, logistic_regression, mean_and_scale
-from certvol.methods._closed_form import ClosedFormMethod
+from certvol.methods._closed_form import LinearMethod
 from certvol.randomness import numpy_generator
 from certvol.settings import setting
 
@@ -132,11 +132,8 @@ class Augmentation:
         return weight_CE @ other_DE.T, bias_C
 
 
-class Method(ClosedFormMethod):
+class Method(LinearMethod):
     summary = "PrDA on fixed features: virtual domains between source and target enlarge the source"
-    arrays = ("weight_CD", "bias_C")
-    weight_CD: Tensor
-    bias_C: Tensor
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -160,6 +157,3 @@ class Method(ClosedFormMethod):
         draws = numpy_generator(self.seed, "prda")
         weight_CD, bias_C = rounds.fit(source, labels_S.numpy(), target, draws)
         self.keep(weight_CD=weight_CD, bias_C=bias_C)
-
-    def fitted_logits(self, rows_ND: Tensor) -> Tensor:
-        return rows_ND @ self.weight_CD.T + self.bias_C

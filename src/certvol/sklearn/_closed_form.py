@@ -13,11 +13,18 @@ from certvol.randomness import numpy_generator
 from certvol.sklearn._rows import Labels, TargetClassifier, declared
 
 
-def _softmax(logits_NC: Array) -> Array:
-    return np.asarray(torch.from_numpy(logits_NC).softmax(1).numpy())
+class _LinearClassifier(TargetClassifier):
+    """A linear classifier of standardised rows."""
+
+    coef_: Array
+    intercept_: Array
+
+    def _probabilities(self, rows_ND: Array) -> Array:
+        logits_NC = torch.from_numpy(rows_ND @ self.coef_.T + self.intercept_)
+        return np.asarray(logits_NC.softmax(1).numpy())
 
 
-class CORALClassifier(TargetClassifier):
+class CORALClassifier(_LinearClassifier):
     """Correlation alignment: a logistic regression on the source with the target's covariance.
 
     standardize : 'domain' (each domain's own mean and variance, as in the paper), 'joint' or None
@@ -43,9 +50,6 @@ class CORALClassifier(TargetClassifier):
         self.coef_, self.intercept_ = alignment.logistic_regression(
             source_SD, labels_S, len(self.classes_), self.C
         )
-
-    def _probabilities(self, rows_ND: Array) -> Array:
-        return _softmax(rows_ND @ self.coef_.T + self.intercept_)
 
 
 class JDAClassifier(TargetClassifier):
@@ -87,7 +91,7 @@ class JDAClassifier(TargetClassifier):
         return np.asarray(logits.softmax(1).numpy())
 
 
-class GTDAClassifier(TargetClassifier):
+class GTDAClassifier(_LinearClassifier):
     """A game on a graph of all rows, in which target rows adopt the labels of their neighbours.
 
     n_neighbors : neighbours of each row in the graph
@@ -115,19 +119,17 @@ class GTDAClassifier(TargetClassifier):
         self.coef_, self.intercept_ = alignment.logistic_regression(
             source_SD, labels_S, len(self.classes_), self.C
         )
-        start_TC = self._start(target_TD)
+        start_TC = super()._probabilities(target_TD)
         game = alignment.gtda(
             source_SD, labels_S, target_TD, start_TC, self.n_neighbors, self.iterations
         )
         self.nodes_, self.strategies_, self.scales_ = (each.numpy() for each in game)
 
-    def _start(self, rows_ND: Array) -> Array:
-        return _softmax(rows_ND @ self.coef_.T + self.intercept_)
-
     def _probabilities(self, rows_ND: Array) -> Array:
         arrays = (self.nodes_, self.strategies_, self.scales_)
         game = alignment.Game(*(torch.from_numpy(array) for array in arrays))
-        rows, start = torch.from_numpy(rows_ND), torch.from_numpy(self._start(rows_ND))
+        start = torch.from_numpy(super()._probabilities(rows_ND))
+        rows = torch.from_numpy(rows_ND)
         found_NC = alignment.gtda_strategies(rows, start, game, self.n_neighbors)
         return np.asarray(found_NC.numpy())
 
@@ -207,7 +209,7 @@ class AdREMClassifier(_VotingClassifier):
         return em.weights(source_SD, labels_S, target_TD, draws)
 
 
-class PrDAClassifier(TargetClassifier):
+class PrDAClassifier(_LinearClassifier):
     """Progressive domain augmentation: virtual rows between the domains enlarge the source.
 
     n_components : dimensions of a subspace
@@ -238,6 +240,3 @@ class PrDAClassifier(TargetClassifier):
         target_TD = target_TD if len(target_TD) else source_SD
         draws = numpy_generator(seed, "PrDAClassifier")
         self.coef_, self.intercept_ = rounds.fit(source_SD, labels_S, target_TD, draws)
-
-    def _probabilities(self, rows_ND: Array) -> Array:
-        return _softmax(rows_ND @ self.coef_.T + self.intercept_)
