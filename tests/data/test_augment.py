@@ -9,10 +9,10 @@ from PIL import Image
 from certvol.data import augment
 from certvol.data.augment import (
     cache_size,
+    centre_view,
     train_view,
     warp_matrices,
 )
-from certvol.data.augment import test_view as centre_view
 from support.images import Format
 from support.views import NO_NORM, draw, noise, photo, pixels, plain
 

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from certvol.data.augment import cache_size
-from certvol.data.augment import test_view as view_of
+from certvol.data.augment import cache_size, centre_view
 from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict.export import Exported
@@ -238,7 +237,7 @@ def test_a_method_is_measured_and_exported_with_its_own_logits(name: str) -> Non
     info = method.network.info
     side = cache_size(info.image_size)
     pixels_NHW3 = torch.randint(0, 256, (6, side, side, 3), dtype=torch.uint8)
-    images_NCHW = view_of(pixels_NHW3, info)
+    images_NCHW = centre_view(pixels_NHW3, info)
     with torch.no_grad():
         logits_NC = method.logits(method.network.features(images_NCHW))
         exported_NC = Exported(method)(pixels_NHW3)[0]

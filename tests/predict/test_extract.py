@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from certvol import api
 from certvol.api import resolve_settings
-from certvol.data.augment import cache_size, test_view
+from certvol.data.augment import cache_size, centre_view
 from certvol.data.cache import open_features
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
 from certvol.data.feature_files import write_features
@@ -63,7 +63,7 @@ def test_the_first_view_is_the_test_view_and_the_others_differ(
     assert features.shape == (36, 3, INFO.dim)
     pixels = torch.from_numpy(images.pixels[images.rows])
     with torch.inference_mode():
-        expected = module.eval()(test_view(pixels, INFO))
+        expected = module.eval()(centre_view(pixels, INFO))
     assert torch.allclose(torch.from_numpy(features[rows, 0]), expected, atol=1e-5)
     assert (np.abs(features[:, 1] - features[:, 0]).max(axis=1) > 1e-4).mean() > 0.9
     assert (np.abs(features[:, 2] - features[:, 1]).max(axis=1) > 1e-4).mean() > 0.9

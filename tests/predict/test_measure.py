@@ -150,10 +150,10 @@ def test_batches_of_any_size_measure_the_same(labelled: certvol.Run) -> None:
     images = open_target(
         str(labelled.path.parent / "target"), cache_size(model.info.image_size), model.config.data
     )
-    from certvol.data.augment import test_view
+    from certvol.data.augment import centre_view
 
     pixels = torch.from_numpy(images.pixels[images.rows])
-    views = test_view(pixels, model.info)
+    views = centre_view(pixels, model.info)
     kept = np.array([0, 4, 5, 35])
     settings = model.config.training
     whole, parts = (

@@ -8,7 +8,7 @@ import torch
 
 import certvol
 from certvol import api
-from certvol.data.augment import cache_size, shifted_views, test_view
+from certvol.data.augment import cache_size, centre_view, shifted_views
 from certvol.errors import UserError
 from certvol.nn.backbones import create_backbone
 from certvol.predict import export
@@ -39,11 +39,11 @@ def test_views_are_nine_crops_and_their_mirror_images() -> None:
     expected = []
     for down in range(3):
         for right in range(3):
-            crop = test_view(pixels[:, down : down + 8, right : right + 8], info)
+            crop = centre_view(pixels[:, down : down + 8, right : right + 8], info)
             expected += [crop, torch.flip(crop, dims=[3])]
     assert len(found) == 18
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert torch.equal(found[8], test_view(pixels, info)), "the middle one is the centre"
+    assert torch.equal(found[8], centre_view(pixels, info)), "the middle one is the centre"
 
 
 def test_features_are_the_mean_over_the_views() -> None:

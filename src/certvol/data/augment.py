@@ -284,7 +284,7 @@ def _warp(
         return _recolour(view_NCHW, matrix_N33, packed_NK[:, 15:], mean, std)
 
 
-def test_view(images_u8_NSSC: Tensor, info: InputFormat) -> Tensor:
+def centre_view(images_u8_NSSC: Tensor, info: InputFormat) -> Tensor:
     """Return the centre as normalised float32 [N, 3, H, H]; half a pixel off if a margin is odd."""
     _check_images(images_u8_NSSC, info)
     start = (images_u8_NSSC.shape[1] - info.image_size) // 2
@@ -294,16 +294,13 @@ def test_view(images_u8_NSSC: Tensor, info: InputFormat) -> Tensor:
     return torch.addcmul(offset_3, centre_NHWC.float(), scale_3).permute(0, 3, 1, 2)
 
 
-test_view.__test__ = False  # type: ignore[attr-defined]  # pytest must not take it for a test
-
-
 def shifted_views(images_u8_NSSC: Tensor, info: InputFormat) -> Iterator[Tensor]:
     """Yield 18 views [N, 3, H, H]: crops at 3 x 3 places, each as it is and mirrored.
 
     The images have the size `cache_size(info.image_size, "shifted")`.
     """
     for crop_NHHC in crops_at_shifts(images_u8_NSSC, info.image_size):
-        view_NCHW = test_view(crop_NHHC, info)
+        view_NCHW = centre_view(crop_NHHC, info)
         yield view_NCHW
         yield view_NCHW.flip(3)
 

@@ -84,9 +84,7 @@ class _Reader:
         self, listing: Listing, size: int, config: DataConfig, use_processes: bool
     ) -> None:
         self.listing, self.size, self.config = listing, size, config
-        self._use_processes = use_processes
-        # The executable of a frozen application is not Python.
-        self._can_start = not getattr(sys, "frozen", False)
+        self._use_processes, self._can_start = use_processes, True
         self._root = _identity(listing.root)
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []

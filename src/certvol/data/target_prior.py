@@ -20,6 +20,7 @@ from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError
 from certvol.files import fingerprint_of
 from certvol.progress import percent
+from certvol.scores.validators import effective_number
 from certvol.settings import DataConfig, nearest
 
 Shares = NDArray[np.float64]
@@ -50,8 +51,7 @@ class TargetPrior:
     def classes_expected(self) -> float | None:
         """Effective number of classes: exp of the entropy of the shares; None if unknown."""
         if self.shares_C is not None:
-            present = self.shares_C[self.shares_C > 0]
-            return float(np.exp(-(present * np.log(present)).sum()))
+            return effective_number(self.shares_C)
         return None if self.allowed_C.all() else float(self.allowed_C.sum())
 
     def shift(self, trained_C: Shares) -> Tensor | None:

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.data import SOURCE, TARGET
-from certvol.data.augment import InputFormat, WarpParameters, draw_parameters, test_view, train_view
+from certvol.data.augment import (
+    InputFormat,
+    WarpParameters,
+    centre_view,
+    draw_parameters,
+    train_view,
+)
 from certvol.data.store import PixelStore
 from certvol.settings import AugmentConfig
 
@@ -79,7 +85,7 @@ class ImageViews(Views):
         self, pixels_NSSC: Tensor, parameters: WarpParameters, fused: bool = False
     ) -> Tensor:
         if not self.config.enabled:
-            return test_view(pixels_NSSC, self.info)
+            return centre_view(pixels_NSSC, self.info)
         return train_view(pixels_NSSC, parameters, self.info, fused)
 
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
@@ -90,7 +96,7 @@ class ImageViews(Views):
 
     def test_view(self, domain: int, images_N: Indices) -> Tensor:
         pixels_NSSC = (self.source if domain == SOURCE else self.target).gather(images_N)
-        return test_view(pixels_NSSC, self.info)
+        return centre_view(pixels_NSSC, self.info)
 
 
 class FeatureStore:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from certvol.data.augment import (
     cache_size,
+    centre_view,
     draw_parameters,
     shifted_views,
-    test_view,
     train_view,
 )
 from certvol.data.cache import open_features
@@ -127,7 +127,7 @@ def _view(
     pixels: Tensor, view: int, start: int, info: BackboneInfo, augment: AugmentConfig
 ) -> Tensor:
     if view == 0:
-        images = test_view(pixels, info)
+        images = centre_view(pixels, info)
     else:
         generator = torch_generator("cpu", 0, "extract.views", start, view)
         parameters = draw_parameters(len(pixels), augment, generator)

@@ -7,7 +7,7 @@ the reviewer could not identify, counts as an error, so the limit holds whatever
 
 import csv
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -127,9 +127,7 @@ def in_units(
     if found.threshold is None:
         return found
     value = float(certainty(measure, np.array([found.threshold], dtype=np.float32))[0])
-    return RiskThreshold(
-        value, found.coverage, found.labels, found.errors, found.bound, found.needed
-    )
+    return replace(found, threshold=value)
 
 
 def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from certvol import methods
-from certvol.data.augment import cache_size, test_view
+from certvol.data.augment import cache_size, centre_view
 from certvol.data.decoding import UnreadableImage, decode, read_file, square
 from certvol.data.folders import printable
 from certvol.device import pick_device
@@ -181,7 +181,7 @@ class Model:
         if self.config.data.view_set == "shifted":
             backbone = self.method.network.backbone
             return torch.from_numpy(shifted_features(backbone, pixels, self.info)).to(self.device)
-        return test_view(pixels, self.info)
+        return centre_view(pixels, self.info)
 
     def _view(self, images: list[Any] | Tensor) -> Tensor:
         self.check_images()

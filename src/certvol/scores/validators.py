@@ -50,7 +50,7 @@ def classes_in_use(probabilities_NC: Probabilities) -> float:
     return effective_number(counts)
 
 
-def effective_number(counts_C: NDArray[np.int64]) -> float:
+def effective_number(counts_C: NDArray[np.int64] | NDArray[np.float64]) -> float:
     """Return exp of the entropy of the classes' shares; 0 without any image."""
     return float(np.exp(_entropy(counts_C / counts_C.sum()))) if counts_C.any() else 0.0
 
