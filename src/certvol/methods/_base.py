@@ -118,9 +118,9 @@ class AdaptationMethod(nn.Module, ABC):
     uses_split: ClassVar[bool] = True
     """False if `loss_terms` treats source and target rows alike, in any proportion."""
     batches: ClassVar[Literal["balanced", "plain"]] = "balanced"
-    """Meaning of `training.batches auto` in adaptation. Use plain if the loss compares the batch's
-    target rows with its source rows: drawn evenly by pseudo-label, they agree with the present
-    predictions by construction, errors included, and nothing is left to align."""
+    """The batches of adaptation with `training.batches auto`. Use plain if the loss compares target
+    rows with source rows: rows drawn evenly by pseudo-label follow the present predictions, errors
+    included, so that nothing is left to align."""
     labels_whole_target: ClassVar[bool] = False
     """True if `label_target` labels all target images in every cycle."""
     surveys_source: ClassVar[bool] = False
@@ -131,7 +131,7 @@ class AdaptationMethod(nn.Module, ABC):
     """Prefixes of the names of weights that only pretraining trains. `loss_terms` gives them no
     gradient in adaptation, so that the optimiser leaves them alone."""
     ramps: ClassVar[bool] = False
-    """True if losses grow with `Batch.progress`: labels that rest at first may change later."""
+    """True if losses grow with `Batch.progress`, so that labels may change after they settled."""
     closed_form: ClassVar[bool] = False
     """True if one call of `fit_features` replaces all cycles. It gets the features of the
     pretrained weights, which are not trained further or, without pretrained weights, of the

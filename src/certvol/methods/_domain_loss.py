@@ -65,7 +65,7 @@ class Bottleneck(nn.Module):
 class BottleneckClassifier(Classifier):
     """A bottleneck and a classifier of `layers` on it, in place of `network.classifier`.
 
-    Width 0 is the common classifier on the backbone's features.
+    With width 0, this is the common classifier on the backbone's features.
     """
 
     def __init__(

@@ -1,17 +1,16 @@
 """AdREM: domain adaptation with randomised expectation maximisation (van Laarhoven and Marchiori,
 arXiv 1803.07634).
 
-Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
-each divided by its deviation over both domains. A linear support vector machine of the source
-labels the target. In each of `rounds` rounds, a machine is fitted to the source and to a growing
-number of target images with their present labels, equally many of each class, and labels the target
-again; the last round takes as many as there are. This is repeated from the first labels, and the
-machines of the last rounds vote; an image's probabilities are the shares of votes. The strength is
-chosen by two-fold cross-validation on the source. Images of a class are drawn without replacement:
-each once before any twice.
-Deliberate differences: negative features are kept (published: set to 0; those of a ReLU network
-have none). The machines vote on new images too. The published variant with logistic regression is
-left out.
+Implemented: on fixed features (of the pretrained weights or, without these, of the run's own
+pretraining), each divided by its deviation over both domains. A linear SVM that is trained on the
+source labels the target. In each of `rounds` rounds, an SVM is trained on the source and on a
+growing number of target images with their present labels, equally many of each class, and labels
+the target again; the last round takes as many as the target has. This is repeated from the first
+labels, and the SVMs of the last rounds vote; the probability of a class is its share of the votes.
+Two-fold cross-validation on the source chooses the strength. Images of a class are drawn without
+replacement: each once before any twice.
+Deliberate differences: negative features are kept (published: set to 0; a ReLU network has none).
+The SVMs vote on new images too. The published variant with logistic regression is left out.
 """
 
 from dataclasses import dataclass

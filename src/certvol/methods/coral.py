@@ -1,9 +1,9 @@
 """CORAL: correlation alignment (Sun, Feng and Saenko, "Return of Frustratingly Easy Domain
 Adaptation", AAAI 2016).
 
-Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
-standardised in each domain, the source is whitened and recoloured with the target's covariance
-(both with the identity added), and a multinomial logistic regression is fitted on it.
+Implemented: on fixed features (of the pretrained weights or, without these, of the run's own
+pretraining), standardised in each domain, the source is whitened and recoloured with the target's
+covariance (both with the identity added), and a multinomial logistic regression is fitted on it.
 Deliberate differences: a logistic regression instead of the paper's linear SVM, since predictions
 need probabilities.
 """

@@ -5,16 +5,16 @@ Implemented: cross-entropy on the source + `agreement_weight` * the mean squared
 probabilities under two draws of dropout on the features. On the target, with logits z1 of the first
 draw: `consistency_weight` * KL to z1 of the logits under adversarial dropout of features (channels)
 and of hidden units + `entropy_weight` * entropy of z1 + `balance_weight` * class balance of z1 and
-of the logits without channels. An adversarial mask drops, of those whose gradient says that the
-divergence grows, the features or units with the largest gradients, at most `channel_drop` or
-`unit_drop` of all, a share that rises with the progress of adaptation; the others are scaled to
-keep the sum. KL is averaged over rows and classes, and z1 has gradients. Deliberate differences:
-channels are masked behind the last block, where this equals masking pooled features, and dropout
-draws act there too (published: before the last block). Virtual adversarial training is left out:
-its step has the scale of pixels. One hidden layer (published: two of 1,000). The shares rise until
-the end (published: on a ramp of 30 epochs, of which 20 are trained, so that they reach two thirds;
-20 with ResNet-50). `model.dropout` acts on the hidden layer. Published code keeps the best model by
-target labels.
+of the logits without channels. An adversarial mask drops the features or units that raise the
+divergence most, by their gradients; it drops at most the share `channel_drop` or `unit_drop`, which
+rises with the progress of adaptation, and scales the others to keep the sum. KL is averaged over
+rows and classes, and z1 has gradients.
+Deliberate differences: channels are masked behind the last block, which equals masking pooled
+features, and the draws of dropout act there too (published: before the last block). Virtual
+adversarial training is left out, because its step is measured in pixel values. There is one hidden
+layer (published: two of 1,000). The shares rise until the end (published: along a ramp of 30 epochs
+of which 20 are trained, so they reach two thirds; 20 with ResNet-50). `model.dropout` acts on the
+hidden layer. The published code keeps the best model by target labels.
 """
 
 from dataclasses import dataclass

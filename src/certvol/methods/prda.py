@@ -1,12 +1,13 @@
 """PrDA: progressive domain augmentation (Hua and Guo, arXiv 2004.01735).
 
-Implemented: on fixed features (of pretrained weights, or else those that pretraining has made). In
-four rounds, with lambda 0.8, 0.6, 0.4 and 0.2, virtual rows lambda x_s + (1 - lambda) x_t of random
-source and target rows form a domain between the two. Source and virtual rows each span several
-subspaces of principal axes: each further one fits the rows that the earlier ones reconstruct badly.
-The subspaces are paired greedily by their distance on the Grassmann manifold, and the source's are
-rotated onto the partner's. A classifier of the aligned source labels the virtual rows, and sure
-ones join the source. At the end the enlarged source is aligned with the target in the same way.
+Implemented: on fixed features (of the pretrained weights or, without these, of the run's own
+pretraining). In four rounds, with lambda 0.8, 0.6, 0.4 and 0.2, virtual rows lambda x_s + (1 -
+lambda) x_t of random source and target rows form a domain between the two. Source and virtual rows
+each span several subspaces of principal axes: each further one fits the rows that the earlier ones
+reconstruct badly. The subspaces are paired greedily by their distance on the Grassmann manifold,
+and the source's are rotated onto the partner's. A classifier of the aligned source labels the
+virtual rows, and sure ones join the source. At the end the enlarged source is aligned with the
+target in the same way.
 Our choices, which the paper leaves open or which we could not find: every domain is standardised
 by itself; as many virtual rows as source rows; a row is reconstructed badly if its error exceeds
 the median error of the first subspace, and a domain has at most `subspaces` subspaces; a row is

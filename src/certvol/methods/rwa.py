@@ -1,17 +1,17 @@
 """RWA: unsupervised domain adaptation with random walks on target labelings (van Laarhoven and
 Marchiori, arXiv 1706.05335).
 
-Implemented: on fixed features (of pretrained weights, or else those that pretraining has made),
-each divided by its deviation over both domains. A linear support vector machine of the source
-labels the target. A step of the walk draws target images with replacement, equally many of each
-class of the present labels, fits a machine to them, averages its weights with the source's
-(`target_share`), and labels the target again. An image's probabilities are the shares of the steps
-that gave it each label. The strength of the source's machine, and that of the target's, are chosen
-by two-fold cross-validation, the latter once, on the first labels.
+Implemented: on fixed features (of the pretrained weights or, without these, of the run's own
+pretraining), each divided by its deviation over both domains. A linear SVM that is trained on the
+source labels the target. Each step of the walk draws target images with replacement, equally many
+of each present label, trains an SVM on them, averages its weights with those of the source's SVM
+(`target_share`), and labels the target again. The probability of a class is the share of steps that
+gave an image this label. Two-fold cross-validation chooses the strength of the source's SVM, and of
+the target's on the first labels.
 Deliberate differences: 100 steps by default (published: 500). Negative features are kept
-(published: set to 0; those of a ReLU network have none). The machines vote on new images too, so
-that a run's model is its steps' weights. `data.view_set: shifted` averages the 18 views of the
-published features.
+(published: set to 0; a ReLU network has none). The SVMs vote on new images too, so the model of a
+run is the weights of all steps. `data.view_set: shifted` averages the 18 views of the published
+features.
 """
 
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class Method(VotingMethod):
             0.5,
             at_least=0,
             at_most=1,
-            help="Share of the target's machine in a step's average of weights.",
+            help="Share of the target's SVM in a step's average of weights.",
         )
 
     def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
