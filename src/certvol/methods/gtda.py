@@ -1,10 +1,10 @@
 """GTDA+LR: domain adaptation as a game on a graph (arXiv 1905.02036).
 
 Implemented: on fixed features (of the pretrained weights or, without these, of the run's own
-pretraining), source and target features are the nodes of a graph with weights exp(-d^2 / (s_i
-s_j)). Every node plays a mixed strategy over the classes: a source node its label, a target node at
-first the posterior of a logistic regression on the source. The target's strategies replicate by
-their neighbours' payoffs until they settle.
+pretraining), source and target rows are the nodes of a graph, whose edges have the weights
+exp(-d^2 / (s_i s_j)). Every node plays a mixed strategy over the classes: a source node its label,
+a target node at first the posterior of a logistic regression on the source. The strategies of the
+target replicate by their neighbours' payoffs until they settle.
 Our choices, which the abstract leaves open: features are standardised in each domain; a node's
 scale s is the distance to its seventh neighbour; edges lead to the 20 nearest nodes. A new image
 moves once from its posterior against its settled neighbours; an image that is a node (all target

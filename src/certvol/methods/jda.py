@@ -1,9 +1,9 @@
 """JDA: joint distribution adaptation (Long, Wang, Ding, Sun and Yu, ICCV 2013), linear kernel.
 
-Implemented: on fixed features (of the pretrained weights or, without these, of the run's own
-pretraining), rows of unit length; the projection in which the means of the domains and, by
-pseudo-labels, of the classes agree while the variance is kept; ten rounds of it; the class of the
-nearest projected source row.
+Implemented: fixed features (of the pretrained weights or, without these, of the run's own
+pretraining) are scaled to unit length and projected, so that the means of the domains and, by
+pseudo-labels, of the classes agree while the variance is kept. Ten rounds renew the pseudo-labels.
+An image gets the class of the nearest projected source row.
 Deliberate differences: the eigenvectors are scaled so that the projected variance equals the
 eigenvalue; the usual code scales them to unit length (lengths differ by a few per cent, which
 changes the nearest neighbour of a few rows). Rounds end early if no pseudo-label changes. A class
