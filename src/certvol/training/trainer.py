@@ -170,11 +170,8 @@ class Trainer:
 
     def pretrain(self) -> None:
         """Train on the source, then check the result, which even the last step may have ruined."""
-        steps, size, position = (
-            self.settings.pretrain_steps,
-            self.task.pretrain_cycle,
-            self.position,
-        )
+        steps, size = self.settings.pretrain_steps, self.task.pretrain_cycle
+        position = self.position
         done = position.cycle * size + position.step
         again = "" if position.trial is None else f" for the trial of {position.trial}"
         self.reporter.start(f"pretraining{again}", steps, done)
@@ -187,7 +184,7 @@ class Trainer:
             self._save_if_due()
         self.reporter.finish()
         self.stepper.start_teacher()
-        self._predict_watched(0, self.start_domain)
+        self._predict(0, self.start_domain)
         check_finite(self.method)
 
     def _begin_adaptation(self) -> None:
@@ -206,7 +203,7 @@ class Trainer:
     def start_in_norm_mode(self) -> None:
         """Score the pretrained model, then prepare adaptation in the position's norm mode."""
         self.stepper.start_teacher()
-        outputs = self._predict_watched(0, self.start_domain)
+        outputs = self._predict(0, self.start_domain)
         scores = self._scores(outputs)
         self.choice.start(scores)
         self.state.watched_N = outputs.labels_N
@@ -351,7 +348,7 @@ class Trainer:
         position = self.position
         position.cycle, position.step, self.state.plan = position.cycle + 1, 0, None
 
-    def _predict_watched(self, cycle: int, norm_domain: int = TARGET) -> Outputs:
+    def _predict(self, cycle: int, norm_domain: int = TARGET) -> Outputs:
         outputs = self.watch.target(norm_domain)
         if cycle == 0:
             self.state.pretrained_NC = outputs.probabilities_NC
@@ -366,9 +363,7 @@ class Trainer:
     def _end_cycle(self) -> None:
         cycle = self.position.cycle
         ahead = self.labels.ahead_for(cycle)
-        outputs = (
-            self._predict_watched(cycle) if ahead is None else self.watch.surveyed(ahead.survey)
-        )
+        outputs = self._predict(cycle) if ahead is None else self.watch.surveyed(ahead.survey)
         self.labels.note_predictions(outputs.labels_N)
         scores = self._scores(outputs)
         best = self.choice.note_cycle(cycle, scores, outputs.probabilities_NC)
