@@ -20,8 +20,8 @@ def test_adapt_ends_with_a_table_and_the_place_of_the_predictions(
 ) -> None:
     assert run(["adapt", "--resume", str(finished)]) == 0
     out = capsys.readouterr().out
-    assert "source only" in out
-    assert "adapted" in out
+    assert "before adaptation" in out
+    assert "after adaptation" in out
     assert "predictions.csv" in out
 
 

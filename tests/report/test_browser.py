@@ -106,7 +106,7 @@ def test_a_comparison_on_a_phone_shows_accuracies_and_the_whole_button(
     assert_quiet(browser)
     assert browser.run("document.documentElement.scrollWidth") <= 400
     heads = dict(browser.each("#overview th", f"[e.textContent, {BOX}]"))
-    for name in ("source only", "adapted"):
+    for name in ("before", "after"):
         left, right, top, bottom = heads[name]
         assert 0 <= left < right <= 400
         assert bottom - top < 40  # one line: no gap above the others
@@ -117,12 +117,16 @@ def test_a_comparison_on_a_phone_shows_accuracies_and_the_whole_button(
 def test_python_and_the_page_round_alike(browser: Browser, tmp_path: Path) -> None:
     """Both sides round a value exactly between two figures to the even one."""
     made = make_run(tmp_path, features=False)
+    scores = [0.0625, 0.1875, 0.00049, 0.0, 1.0]
     shares = [0.1025, 0.1075, 0.10249, 0.0, 0.00049, 1.0]
     with rewrite_json(made.path / "evaluation.json") as evaluation:
-        names = list(MEASURES)[: len(shares)]
-        evaluation["auroc"] = dict(zip(names, shares, strict=True))
+        evaluation["auroc"] = dict(zip(MEASURES, scores, strict=False))
+    with rewrite_json(made.path / "metrics.json") as metrics:
+        metrics["adapted"]["per_class"] = {f"class {i}": share for i, share in enumerate(shares)}
     open_report(browser, made)
     shown = browser.each("#figure-auroc svg text:not(.strong)", "e.textContent")
+    assert {f"{score:.3f}" for score in scores} <= set(shown)
+    shown = browser.each("#figure-per-class svg text:not(.strong)", "e.textContent")
     assert {f"{percent(share)} %" for share in shares} <= set(shown)
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_delivers_the_pretrained_model_shows_it_alone(tmp_path: Path)
     with rewrite_json(made.path / "metrics.json") as metrics:
         metrics["delivered"]["model"] = "pretrained"
     (series,) = figures.per_class(read_record(made.path)).series
-    assert series.name == "source only"
+    assert series.name == "before adaptation"
 
 
 def test_negative_correlations_widen_the_axis(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_reliability_leaves_out_empty_bins(tmp_path: Path) -> None:
         (i / 5, i / 5, 10 * i) for i in range(1, 5)
     ]
     assert chart.table()[1][0] == ["0.20 to 0.40", "10", "30.0 %", "20.0 %"]
-    assert "calibration error is 12.0 %" in chart.caption
+    assert "calibration error is 0.120" in chart.caption
 
 
 def test_without_labels_only_what_needs_none_is_drawn(tmp_path: Path) -> None:

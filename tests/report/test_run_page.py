@@ -26,10 +26,10 @@ def test_the_overview_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     made = make_run(tmp_path)
     accuracy = float((made.predicted_N == made.true_N).mean())
     words = _page(made).words
-    assert f"Source only {50 * accuracy:.1f} %" in words
-    assert f"Adapted {100 * accuracy:.1f} % {50 * accuracy:+.1f} points" in words
+    assert f"Before adaptation {50 * accuracy:.1f} %" in words
+    assert f"After adaptation {100 * accuracy:.1f} % {50 * accuracy:+.1f} points" in words
     assert "With 90 % accepted 65.0 %" in words
-    assert "predicts with the model after adaptation cycle 3, the last one" in words
+    assert "uses the model after adaptation cycle 3, the last one" in words
     assert "BatchNorm statistics (the norm mode): mixed" in words
     assert "cvp on small_cnn · 60 target images · 3 classes · 75 s" in words
     assert "num_samples 16" in words
@@ -57,8 +57,8 @@ def test_a_loss_has_no_frame_of_success_and_agrees_with_the_figures_shown(tmp_pa
         metrics["source_only"]["accuracy"] = 0.7004
         metrics["adapted"]["accuracy"] = 0.6505
     page = _page(made)
-    assert "Source only 70.0 %" in page.words
-    assert "Adapted 65.0 % worse: -5.0 points" in page.words
+    assert "Before adaptation 70.0 %" in page.words
+    assert "After adaptation 65.0 % worse: -5.0 points" in page.words
     frames = [attributes.get("class") or "" for tag, attributes in page.tags if tag == "div"]
     assert "tile worse" in frames
     assert "tile strong" not in frames
@@ -81,8 +81,8 @@ def test_accuracies_of_the_most_certain_images_are_a_table(tmp_path: Path) -> No
     with rewrite_json(made.path / "evaluation.json") as evaluation:
         evaluation["aurc"] = {"sigma": 0.0123}
     words = _page(made).words
-    assert "measure 80 % 90 % 95 % AURC certainty volume (sigma) 70.0 65.0 60.0 1.23" in words
-    assert "Oscillation 1.5 1.25 times the floor" in words
+    assert "measure 80 % 90 % 95 % AURC certainty volume (sigma) 70.0 65.0 60.0 0.012" in words
+    assert "Oscillation 1.50 1.25 times the floor" in words
 
 
 def test_without_labels_the_page_says_what_it_leaves_out(tmp_path: Path) -> None:

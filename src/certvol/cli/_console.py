@@ -106,19 +106,21 @@ def print_table(
     title: str, columns: list[str], rows: list[list[str]], text_columns: int = 1
 ) -> None:
     """Print a table on stdout; columns after the first `text_columns` are aligned right."""
-    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
+    table = Table()
     for number, column in enumerate(columns):
         justify = "left" if number < text_columns else "right"
         table.add_column(Text(printable(column)), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    # Not as the table's title, which rich would wrap to the width of the table.
+    console.print(Text(printable(title), style="bold"))
+    console.print(table)
 
 
 def accuracy_rows(metrics: dict[str, Any]) -> list[list[str]]:
     """Return rows for `ACCURACY_COLUMNS`: the pretrained model, and the adapted if delivered."""
-    before = "before" if metrics.get("start") else "source only"
-    names = {"source_only": before, "adapted": "adapted"}
+    names = {"source_only": "before adaptation", "adapted": "after adaptation"}
     if metrics.get("delivered", {}).get("model") == "pretrained":
         del names["adapted"]
     return [

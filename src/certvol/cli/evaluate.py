@@ -41,8 +41,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     print_table(title, ACCURACY_COLUMNS, accuracy_rows(found))
     before, after = found["source_only"]["per_class"], found["adapted"]["per_class"]
     rows = [[name, percent(before[name]), percent(after[name])] for name in after]
-    names = [name for name, *_ in accuracy_rows(found)]
-    print_table("accuracy per class, %", ["class", names[0], "adapted"], rows)
+    print_table("accuracy per class, %", ["class", "before", "after"], rows)
     for title, columns, rows, explanation in certainty_tables(found):
         print_table(title, columns, rows)
         print(explanation)

@@ -15,7 +15,7 @@ from certvol.report.figures import (
 )
 from certvol.report.records import Record, number, section
 from certvol.report.render import render
-from certvol.report.summary import setting_text, summary
+from certvol.report.summary import setting_text, summary, verdict
 
 Runs = dict[str, Record]
 
@@ -106,7 +106,8 @@ def comparison_page(records: Sequence[Record]) -> str:
 
 def _row(name: str, record: Record) -> list[str]:
     found = summary(record)
-    keys = ("source_only", "adapted", "at_90", "mean_class", "aurc", "ece", "duration")
+    found["verdict"] = (verdict(record) or {}).get("word", "")
+    keys = ("source_only", "adapted", "verdict", "at_90", "mean_class", "aurc", "ece", "duration")
     seed = str(record.settings.get("training.seed", "–"))
     return [name, *(found[key] or "–" for key in keys), record.method, found["backbone"], seed]
 

@@ -7,7 +7,6 @@ page and the figures for papers then both show it. Charts without content are le
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from certvol.progress import percent
 from certvol.report.charts import (
     Axis,
     Bars,
@@ -67,7 +66,7 @@ def reliability(record: Record) -> Reliability:
     entries = [section(entry) for entry in found] if isinstance(found, list) else []
     known = [[value for k in keys if (value := number(e.get(k))) is not None] for e in entries]
     ece = number(section(record.evaluation).get("ece"))
-    calibration = "" if ece is None else f" The expected calibration error is {percent(ece)} %."
+    calibration = "" if ece is None else f" The expected calibration error is {ece:.3f}."
     return Reliability(
         id="reliability",
         title="Reliability of the probability",
@@ -85,11 +84,11 @@ def error_spotting(record: Record) -> Bars:
         id="auroc",
         title="Which measure finds the errors",
         caption="How often a right prediction is rated more certain than a wrong one (AUROC). "
-        "50 % is guessing.",
+        "0.5 is guessing.",
         labels=[measure_title(name) for name in names],
         label_head="measure",
         series=[Series("AUROC", "target", [known[name] for name in names])],
-        x=Axis("AUROC", percent=True, low=0.0, high=1.0),
+        x=Axis("AUROC", low=0.0, high=1.0, decimals=3),
     )
 
 
@@ -149,9 +148,9 @@ def class_chart(
 def per_class(record: Record) -> Bars:
     before, after = (section(record.metrics, k, "per_class") for k in ("source_only", "adapted"))
     after = {name: share for name, share in after.items() if number(share) is not None}
-    accuracies = {("source only", "source"): {name: before.get(name) for name in after}}
+    accuracies = {("before adaptation", "source"): {name: before.get(name) for name in after}}
     if section(record.metrics, "delivered").get("model") != "pretrained":
-        accuracies["adapted", "target"] = after
+        accuracies["after adaptation", "target"] = after
     caption = "The classes that are hardest for the delivered model come first."
     return class_chart(accuracies, [after], caption)
 

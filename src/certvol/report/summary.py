@@ -25,19 +25,19 @@ def summary(record: Record) -> dict[str, Any]:
     at_coverage = section(scores, "accuracy_at_coverage", record.certainty)
     return {
         "source_only": percent(before),
-        "before_name": "Source only" if settings.get("model.start") is None else "Model before",
+        "before_name": _before(settings),
         "adapted": "" if model == "pretrained" else percent(after),
         "gain": gain,
         "mean_class": _percent(section(metrics, "adapted").get("mean_class_accuracy")),
         "at_90": _percent(at_coverage.get("0.9")),
-        "aurc": _percent(section(scores, "aurc").get(record.certainty), 2),
-        "ece": _percent(scores.get("ece")),
+        "aurc": _score(section(scores, "aurc").get(record.certainty)),
+        "ece": _score(scores.get("ece")),
         "delivered": model,
         "why": delivered.get("why", ""),
         "norm": delivered.get("norm", ""),
         "images": len(record.images.paths) if record.images is not None else 0,
         "backbone": settings.get("model.backbone", "unknown"),
-        "device": section(record.environment, "device").get("name", "unknown device"),
+        "device": _device(section(record.environment, "device")),
         "duration": "" if record.seconds is None else duration(record.seconds),
         "source": _source_names(settings),
         "target": _folder_name(settings.get("data.target")),
@@ -56,6 +56,7 @@ def verdict(record: Record) -> dict[str, Any] | None:
         "mark": ("good", "look", "bad")[WORDS.index(word)],
         "reasons": [str(reason) for reason in reasons],
         "estimate": _percent(accuracy.get("estimate"), 0),
+        "labels": number(accuracy.get("labels")) or 0,
         "usual_error": _percent(accuracy.get("usual_error"), 0),
         "changed": _percent(changed.get("share"), 0),
         "source_before": _percent(source.get("before")),
@@ -121,7 +122,7 @@ def rejection_table(record: Record) -> Table | None:
         [
             measure_title(name),
             *(_percent(shares.get(share)) or "–" for share in ("0.8", "0.9", "0.95")),
-            _percent(areas.get(name), 2) or "–",
+            _score(areas.get(name)) or "–",
         ]
         for name in MEASURES
         if (shares := section(found, name))
@@ -135,8 +136,8 @@ def oscillation(record: Record) -> Mapping[str, str] | None:
     if total is None:
         return None
     return {
-        "total": f"{total:,.4g}",
-        "floor": "–" if floor is None else f"{floor:,.4g}",
+        "total": f"{total:,.2f}",
+        "floor": "–" if floor is None else f"{floor:,.2f}",
         "ratio": f"{total / floor:.2f}" if floor else "",
         "images": f"{number(found.get('images')) or 0:,.0f}",
     }
@@ -151,6 +152,20 @@ def _source_names(settings: Mapping[str, Any]) -> str:
     more = settings.get("data.more_sources")
     others = more.split(os.pathsep) if isinstance(more, str) else []
     return " + ".join(_folder_name(place) for place in [settings.get("data.source"), *others])
+
+
+def _score(value: Any) -> str:
+    known = number(value)
+    return "" if known is None else f"{known:.3f}"
+
+
+def _before(settings: Mapping[str, Any]) -> str:
+    return "Before adaptation" if settings.get("model.start") is None else "Starting model"
+
+
+def _device(found: Mapping[str, Any]) -> str:
+    name = str(found.get("name") or "unknown device")
+    return f"CPU ({name})" if found.get("type") == "cpu" else name
 
 
 def _folder_name(place: Any) -> str:

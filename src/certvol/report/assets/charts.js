@@ -175,8 +175,9 @@ function drawBars(place, figure) {
 function drawMatrix(place, figure) {
   const count = figure.labels.length, room = place.clientWidth;
   const longest = Math.max(...figure.labels.map((label) => textWidth(shown(label))));
-  const named = count <= 40;
-  const margin = named ? Math.min(longest, Math.min(120, room * 0.28)) + 10 : 2;
+  const space = Math.min(longest, 120, room * 0.28) + 10; // for labels beside the rows
+  const named = count <= 40 && room - space - 2 >= 8 * count;
+  const margin = named ? space : 2;
   const side = Math.max(1, Math.min(room - margin - 2, 640)) / count;
   const width = Math.max(margin + side * count + 2, Math.min(room, 150));
   const short = named && longest <= side - 2;
@@ -208,7 +209,6 @@ function drawMatrix(place, figure) {
     }
   }
   if (named) figure.labels.forEach((label, i) => {
-    if (side < 8) return;
     const size = `${Math.min(12, side - 1)}px`;
     const rowText = draw('text', { x: margin - 7, y: top + (i + 0.5) * side + Math.min(4, side / 3), 'text-anchor': 'end' }, shortened(label, margin - 10));
     rowText.style.fontSize = size;

@@ -232,7 +232,7 @@ if (gallery) {
         pen.fillRect(x, height - tall, Math.min(1, at(to / count) - x), tall);
       }
     }
-    byId('histogram-measure').textContent = state.measure.title + (state.measure.sign < 0 ? ', turned' : '');
+    byId('histogram-measure').textContent = state.measure.title + (state.measure.sign < 0 ? ' (tall where it is small)' : '');
   }
 
   // CSV as runs/tables.py writes it: no formulas, and bytes that are not UTF-8 as \xe9.

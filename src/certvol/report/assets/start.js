@@ -38,7 +38,7 @@ const percent = (share, digits = 1) => (share === null || Number.isNaN(share) ? 
 function figureText(value) {
   if (value === null || value === undefined) return '–';
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, 'e');
   return size >= 1000 ? whole(value) : String(Number(value.toPrecision(4)));
 }
 
