@@ -43,6 +43,8 @@ RUN_FILES = {
     "review": "the labels given with `certvol review`, a line per answer",
     "labels": "the reviewed labels that the run was given with `--labels`; those of the kind "
     "`chosen` trained it",
+    "trained": "the target images whose labels trained the model, or one that it continues from: "
+    "they never judge it",
     "guesses": "what both models think of the images to label, so that the page opens at once",
     "features": "features of at most 2,000 target images, for the report's map",
     "report": "the report: one page that needs no other file and no network",

@@ -30,6 +30,7 @@ from certvol.runs.checkpoint import DAMAGE, read_about, write_tensors
 from certvol.runs.continued import settings_from
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
+from certvol.runs.given_labels import trained_on
 from certvol.runs.origin import origin_of
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import label_cell, read_metrics, write_text
@@ -216,7 +217,7 @@ def _judged(job: Job, predicted_N: NDArray[np.int64]) -> Judged | None:
         return None
     cells = [label_cell(name) for name in job.source.classes]
     labels = [cells[label] for label in predicted_N]
-    judged = judge_reviews(job.given.reviews, job.target.paths, labels)
+    judged = judge_reviews(job.given.reviews, job.target.paths, labels, trained_on(job.run))
     return judged if judged.labels else None
 
 

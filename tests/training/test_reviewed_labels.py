@@ -20,6 +20,10 @@ from certvol.errors import Interrupted, UserError
 from certvol.methods._base import ReviewedRows
 from certvol.methods._losses import cross_entropy
 from certvol.nn.norm import TARGET
+from certvol.review.estimates import estimate
+from certvol.review.target import open_target
+from certvol.runs.folder import RunFolder
+from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import COLUMNS, Review, review_cells
 from certvol.runs.tables import csv_text
 from certvol.settings import AugmentConfig, TrainingConfig
@@ -310,6 +314,27 @@ def test_labels_teach_what_adaptation_alone_cannot(
         for label, each in zip(model.predict(given).labels, answers, strict=True)
     ]
     assert np.mean(right) >= 0.9
+
+
+def test_labels_that_trained_an_earlier_run_judge_none_that_continues_from_it(
+    first: Path, tmp_path: Path
+) -> None:
+    second = go_on(first, tmp_path / "second", data={"label_kinds": "all"}).path
+    given = {each.path for each in ANSWERS if each.answer != "unsure"}
+    assert trained_on(RunFolder(second)) == given
+    random = [Review(each.path, each.label, "random") for each in ANSWERS if each.label]
+    random.append(Review("apple/7.png", "leaf", "random"))
+    labels = write_answers(tmp_path / "labels.csv", random)
+    none = certvol.adapt(out=tmp_path / "third", from_run=second).path
+    third = go_on(second, tmp_path / "other", labels, training={"cycles": 0})
+    shutil.rmtree(second)
+    for path in (none, third.path):
+        assert trained_on(RunFolder(path)) == given
+        target = open_target(path)
+        assert given.isdisjoint(target.paths[item.row] for item in target.queue(100))
+        assert estimate(target, random, 0.5).random == 1
+    assert third.verdict is not None
+    assert third.verdict["accuracy"]["labels"] == 1
 
 
 def test_without_cycles_random_labels_calibrate_only(first: Path, tmp_path: Path) -> None:

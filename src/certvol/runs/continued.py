@@ -26,6 +26,7 @@ def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
         "model.norm": _about(run.model)["norm"],
         "training.pretrain_steps": 0,
         "data.target_labels": None,
+        "data.label_kinds": "chosen",
     }
     for name in ("method.name", "model.norm", "training.pretrain_steps", "training.seed"):
         if name in given and str(given[name]) != str(settings.get(name)):

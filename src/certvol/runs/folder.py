@@ -118,6 +118,7 @@ class RunFolder:
         self.evaluation = self.path / "evaluation.json"
         self.review = self.path / "review.csv"
         self.labels = self.path / "labels.csv"
+        self.trained = self.path / "trained.csv"
         self.guesses = self.path / "review.safetensors"
         self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)

@@ -4,6 +4,7 @@ Answers of the kind `chosen` train. Those of the kind `random` stay out of train
 can judge the run's model as they judged the one before.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from certvol.files import fingerprint_of, write_atomically
 from certvol.progress import Reporter
 from certvol.runs.folder import RunFolder
 from certvol.runs.review_labels import COLUMNS, Review, clean_path, read_review, review_cells
-from certvol.runs.tables import csv_text
+from certvol.runs.tables import csv_text, read_column
 from certvol.settings import Config
 
 
@@ -67,11 +68,29 @@ def trains(review: Review) -> bool:
     return review.kind == "chosen" and review.answer != "unsure"
 
 
+def keep_trained(run: RunFolder, start: str | None) -> None:
+    """Write RUN/trained.csv: the images that trained the run's model, or the one it starts from.
+
+    A run keeps it once it has begun, so it does not need the other run to resume.
+    """
+    if not run.writes or run.trained.exists():
+        return
+    paths = set() if start is None else trained_on(RunFolder(start))
+    if run.labels.exists():
+        paths |= {each.path for each in read_review(run.labels) if trains(each)}
+    if paths:
+        data = csv_text(("path",), ([path] for path in sorted(paths)))
+        write_atomically(run.trained, data.encode("utf-8", "surrogateescape"))
+
+
 def trained_on(run: RunFolder) -> set[str]:
-    """Return the paths of the target images whose answers the run trained on."""
-    if not run.labels.exists():
+    """Return the paths of the target images whose answers trained the run's model."""
+    if not run.trained.exists():
         return set()
-    return {each.path for each in read_review(run.labels) if trains(each)}
+    try:
+        return set(read_column(run.trained, "path"))
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise UserError(f"the table {run.trained} is damaged: {error}") from None
 
 
 def read_given(
