@@ -38,8 +38,6 @@ def check_output(path: Place, option: str = "--out", inputs: Iterable[Place] = (
         taken = any(same_file(place, given) for given in inputs)
     except (OSError, ValueError, RuntimeError) as error:  # a NUL; a link that leads to itself
         raise UserError(f"cannot write {shown}: {reason_of(error)}") from None
-    if any(os.path.samestat(status, stream) for stream in _own_streams()):
-        raise UserError(f"{shown} is where this command prints; give another file")
     if has_image_suffix(place.name) or has_image_suffix(own.name):
         raise UserError(f"{shown} is an existing image; give another file")
     if taken:
@@ -73,16 +71,6 @@ def same_file(one: Place, other: Place) -> bool:
         return Path(one).samefile(other)
     except (OSError, ValueError):
         return False
-
-
-def _own_streams() -> list[os.stat_result]:
-    found = []
-    for descriptor in (1, 2):
-        try:
-            found.append(os.fstat(descriptor))
-        except OSError:
-            continue
-    return found
 
 
 def _check_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.methods._base import Survey
+from certvol.methods._clusters import class_sums
 from certvol.nn.projection import principal_directions
 from certvol.randomness import torch_generator
 
@@ -74,7 +75,7 @@ def whitening(rows_SD: Tensor, labels_S: Tensor, num_classes: int) -> Tensor:
     S has.
     """
     rows_SD = rows_SD.double()
-    sums_CD = rows_SD.new_zeros(num_classes, rows_SD.shape[1]).index_add_(0, labels_S, rows_SD)
+    sums_CD = class_sums(rows_SD, labels_S, num_classes)
     counts_C = torch.bincount(labels_S, minlength=num_classes).clamp(min=1)
     residuals_SD = rows_SD - (sums_CD / counts_C[:, None])[labels_S]
     covariance_DD = residuals_SD.T @ residuals_SD / len(rows_SD)

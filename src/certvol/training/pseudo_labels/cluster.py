@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from certvol.methods._base import Survey
+from certvol.methods._clusters import class_sums
 from certvol.scores.validators import effective_number
 from certvol.settings import setting
 from certvol.training.pseudo_labels._comparing import ComparingRule
@@ -75,6 +76,6 @@ def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config)
             sizes_C = torch.bincount(labels_N, minlength=num_classes)
         if torch.equal(labels_N, before_N):
             break
-        sums_CD = torch.zeros_like(centres_CD).index_add_(0, labels_N, units_ND)
+        sums_CD = class_sums(units_ND, labels_N, num_classes)
         centres_CD = torch.where(sizes_C[:, None] > 0, F.normalize(sums_CD, dim=1), centres_CD)
     return labels_N
