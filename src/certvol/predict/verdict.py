@@ -113,8 +113,9 @@ def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
         found.append(
             (bad, f"the source was not learnt: {right} % of its held-out images are correct")
         )
-    if (facts.source_after or 0) < LOST_SOURCE * (facts.source_before or 0):
-        fall = f"{percent(facts.source_before, 0)} % to {percent(facts.source_after, 0)} %"
+    before, after = facts.source_before, facts.source_after
+    if before is not None and after is not None and after < LOST_SOURCE * before:
+        fall = f"{percent(before, 0)} % to {percent(after, 0)} %"
         found.append((bad, f"accuracy on held-out source images fell from {fall}"))
     share = f"an estimated {percent(facts.accuracy, 0)} % of the predictions are correct"
     if facts.accuracy < TOO_POOR:

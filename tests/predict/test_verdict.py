@@ -1,0 +1,155 @@
+"""The verdict of a run: the rule, its words and the file, on evidence made for each case."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from certvol.errors import UserError
+from certvol.predict.evidence import Evidence
+from certvol.predict.max_error import Judged
+from certvol.predict.verdict import describe, facts_of, judge, read_verdict
+from certvol.runs.tables import json_text
+
+CLASSES = ["ant", "bee", "cat", "dog"]
+LABELS_S = np.arange(80) % 4
+LABELS_N = np.arange(200) % 4
+
+
+def _sure(labels: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    """Return probabilities that give each row's label this share, and the others the rest."""
+    rest = (1 - confidence) / (len(CLASSES) - 1)
+    return np.where(np.arange(len(CLASSES)) == labels[:, None], confidence, rest).astype(np.float32)
+
+
+def _with_errors(labels: np.ndarray, wrong: int) -> np.ndarray:
+    """Return labels of which the first `wrong` name the next class."""
+    return np.where(np.arange(len(labels)) < wrong, (labels + 1) % 4, labels)
+
+
+def _evidence(**changed: Any) -> Evidence:
+    found: dict[str, Any] = {
+        "labels_S": LABELS_S,
+        "before_SC": _sure(_with_errors(LABELS_S, 4)),
+        "after_SC": _sure(_with_errors(LABELS_S, 4)),
+        "before_NC": _sure(LABELS_N),
+        "after_NC": _sure(LABELS_N),
+    }
+    return Evidence(**{**found, **changed})
+
+
+def test_a_run_without_any_sign_of_trouble_can_be_used() -> None:
+    found = judge(_evidence(), CLASSES)
+    assert found["verdict"] == "use it"
+    assert found["reasons"] == ["an estimated 97 % of the predictions are correct"]
+    assert found["line"] == f"use it: {found['reasons'][0]}"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "changed"),
+    [
+        (
+            "do not use it",
+            "the source was not learnt: 40 % of its held-out images are correct",
+            {"before_SC": _sure(_with_errors(LABELS_S, 48))},
+        ),
+        (
+            "do not use it",
+            "accuracy on held-out source images fell from 95 % to 50 %",
+            {"after_SC": _sure(_with_errors(LABELS_S, 40))},
+        ),
+        (
+            "look first",
+            "adaptation changed 40 % of the predictions; look at some of them",
+            {"after_NC": _sure(_with_errors(LABELS_N, 80))},
+        ),
+        (
+            "look first",
+            "adaptation predicts more classes than before; look at bee, dog",
+            {"before_NC": _sure(LABELS_N // 2 * 2)},
+        ),
+        (
+            "look first",
+            "20 target images are too few to judge; look at all of them",
+            {"before_NC": _sure(LABELS_N[:20]), "after_NC": _sure(LABELS_N[:20])},
+        ),
+        (
+            "look first",
+            "without held-out source images (`data.holdout`), nothing was measured",
+            {
+                "labels_S": LABELS_S[:0],
+                "before_SC": _sure(LABELS_S[:0]),
+                "after_SC": _sure(LABELS_S[:0]),
+            },
+        ),
+    ],
+)
+def test_each_sign_of_trouble_has_its_word_and_its_reason(
+    word: str, reason: str, changed: dict[str, Any]
+) -> None:
+    found = judge(_evidence(**changed), CLASSES)
+    assert found["verdict"] == word
+    assert reason in found["reasons"]
+
+
+def test_the_most_serious_reason_comes_first() -> None:
+    changed = {
+        "after_SC": _sure(_with_errors(LABELS_S, 40)),
+        "after_NC": _sure(_with_errors(LABELS_N, 80)),
+    }
+    found = judge(_evidence(**changed), CLASSES)
+    assert found["verdict"] == "do not use it"
+    assert found["reasons"][0].startswith("accuracy on held-out source images fell")
+    assert found["reasons"][-1].startswith("adaptation changed")
+
+
+def test_random_labels_correct_the_estimate_but_no_sign_of_trouble() -> None:
+    wrong_n = np.arange(60) < 45
+    judged = Judged(np.arange(60), wrong_n, np.zeros(60, dtype=bool))
+    without, corrected = facts_of(_evidence()), facts_of(_evidence(), judged)
+    assert 0.25 < corrected.accuracy < without.accuracy
+    found = judge(_evidence(), CLASSES, judged)
+    assert found["verdict"] != "use it"
+    assert found["accuracy"]["labels"] == 60
+    assert "from 60 random labels" in "\n".join(describe(found))
+
+
+def test_the_figures_and_the_lines_say_what_adaptation_changed() -> None:
+    found = judge(_evidence(after_NC=_sure(np.where(LABELS_N == 0, 1, LABELS_N))), CLASSES)
+    assert found["changed"] == {"images": 50, "share": 0.25}
+    assert found["classes"]["ant"] == {"before": 50, "after": 0}
+    assert found["classes"]["bee"] == {"before": 50, "after": 100}
+    assert found["source"] == {"images": 80, "before": 0.95, "after": 0.95}
+    lines = describe(found)
+    assert lines[0] == f"verdict: {found['line']}"
+    assert "accuracy on 80 held-out source images: 95.0 % before adaptation, 95.0 % after" in lines
+    assert lines[-1] == (
+        "adaptation changed 50 of 200 predictions (25 %); images per class: ant 50 to 0, bee 50 to "
+        "100"
+    )
+
+
+def test_a_method_in_closed_form_is_not_judged_by_the_source() -> None:
+    found = judge(_evidence(after_SC=_sure(LABELS_S[:0])), CLASSES)
+    assert found["source"]["after"] is None
+    assert all("fell from" not in reason for reason in found["reasons"])
+    assert any(line.endswith("95.0 % before adaptation") for line in describe(found))
+
+
+def test_the_file_is_read_back_and_refused_if_damaged(tmp_path: Path) -> None:
+    found, file = judge(_evidence(), CLASSES), tmp_path / "verdict.json"
+    file.write_text(json_text(found))
+    assert read_verdict(file) == json.loads(file.read_text())
+    for damaged in ({**found, "verdict": "maybe"}, {**found, "format": "certvol/0"}, [1]):
+        file.write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match=r"verdict\.json"):
+            read_verdict(file)
+
+
+def test_evidence_is_kept_and_read_back() -> None:
+    found = _evidence()
+    again = Evidence.from_arrays(found.arrays())
+    for name, array in found.arrays().items():
+        np.testing.assert_array_equal(array, again.arrays()[name])
