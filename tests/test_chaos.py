@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from chaos import (
     summary,
     undisturbed,
 )
-from chaos_runs import SETTINGS, Process, Setup, Subject, write_images
+from chaos_runs import SETTINGS, SIGNALLED, Process, Setup, Subject, write_images
 from support.commands import last_sentence
 
 # One for each kind of state that a method can have; `make chaos` kills runs of all.
@@ -104,17 +103,18 @@ def assert_same(subject: Subject, reference: Reference) -> None:
         assert content == reference.results[name], name
 
 
-def killed_when(subject: Subject, came: Callable[[], bool]) -> None:
-    process = subject.start()
-    assert process.until(came), process.errors
-    process.kill()
+def killed_after(subject: Subject, calls: int, method: str = "save") -> None:
+    """Run until the keeper's method was called so often, which kills the run."""
+    number = signal.SIGKILL.value
+    process = subject.start(program=SIGNALLED.format(method=method, calls=calls, number=number))
+    assert process.wait() == -number, process.errors
 
 
-def stopped_when(subject: Subject, came: Callable[[], bool]) -> Process:
-    """Start a run and suspend it: it stays alive and cannot continue."""
-    process = subject.start()
-    assert process.until(came), process.errors
-    process.popen.send_signal(signal.SIGSTOP)
+def suspended_after(subject: Subject, calls: int) -> Process:
+    """Run until so many checkpoints; the run then stays alive and cannot continue."""
+    number = signal.SIGSTOP.value
+    process = subject.start(program=SIGNALLED.format(method="save", calls=calls, number=number))
+    assert process.is_suspended(), process.errors
     return process
 
 
@@ -150,7 +150,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_warning(
     setup: Setup, reference: Reference
 ) -> None:
     subject = setup.subject("torn")
-    killed_when(subject, lambda: subject.number() >= 4)
+    killed_after(subject, 4)
     newest = subject.run / "checkpoint" / str(subject.latest()["file"])
     os.truncate(newest, newest.stat().st_size // 2)
     process = subject.finish()
@@ -167,13 +167,9 @@ def test_the_first_checkpoint_after_the_trials_can_be_torn_too(
     rare = Setup(setup.root, METHOD, {**SETTINGS, "training.checkpoint_seconds": 10_000})
     subject = rare.subject("torn-after-trials")
 
-    def chosen() -> bool:
-        return (
-            subject.position().get("phase") == "adapt"
-            and not (subject.run / "checkpoint" / "trial-per_domain").exists()
-        )
-
-    killed_when(subject, chosen)
+    killed_after(subject, 1, "drop_trials")
+    assert subject.position()["phase"] == "adapt"
+    assert not (subject.run / "checkpoint" / "trial-per_domain").exists()
     newest = subject.run / "checkpoint" / str(subject.latest()["file"])
     os.truncate(newest, newest.stat().st_size // 2)
     assert "is damaged" in subject.finish().errors
@@ -183,7 +179,7 @@ def test_the_first_checkpoint_after_the_trials_can_be_torn_too(
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_harms_nothing(setup: Setup, reference: Reference) -> None:
     subject = setup.subject("raced")
-    first = stopped_when(subject, lambda: subject.number() >= 1)
+    first = suspended_after(subject, 1)
     try:
         resumer, beginner = subject.start(), subject.start(subject.first_words())
         assert resumer.wait() == 2
@@ -276,7 +272,7 @@ def test_a_read_only_disk_stops_a_run_that_can_be_resumed(
     setup: Setup, reference: Reference
 ) -> None:
     subject = setup.subject("read-only")
-    killed_when(subject, lambda: subject.number() >= 3)
+    killed_after(subject, 3)
     disk = setup.root / "read-only-disk"
     disk.mkdir()
     words = [str(disk), str(subject.run), sys.executable, "-m", "certvol", "adapt"]
@@ -297,7 +293,7 @@ def test_an_unusable_checkpoint_folder_loses_nothing(
     """A file in its place stands for any fault of writing: root ignores permissions."""
     subject = setup.subject(f"blocked-{alive}")
     folder, aside = subject.run / "checkpoint", subject.run.with_name(f"{subject.run.name}.aside")
-    process = stopped_when(subject, lambda: subject.number() >= 3)
+    process = suspended_after(subject, 3)
     folder.rename(aside)
     folder.write_text("in the way")
     if alive:
@@ -317,7 +313,7 @@ def test_an_unusable_checkpoint_folder_loses_nothing(
 def test_a_run_folder_that_disappears_is_not_made_again(setup: Setup, reference: Reference) -> None:
     """The disk it lies on may have been unmounted; the run resumes when it is back."""
     subject = setup.subject("gone")
-    process = stopped_when(subject, lambda: subject.number() >= 3)
+    process = suspended_after(subject, 3)
     subject.run.rename(setup.root / "elsewhere")
     process.popen.send_signal(signal.SIGCONT)
     assert process.wait() == 2, process.errors
@@ -334,7 +330,7 @@ def test_a_cache_cut_short_in_use_ends_the_process_but_not_the_run(
 ) -> None:
     """The cache is mapped, so the system sends SIGBUS; the next process decodes again."""
     subject = setup.subject("cut-short")
-    process = stopped_when(subject, lambda: subject.number() >= 3)
+    process = suspended_after(subject, 3)
     for pixels in subject.cache.glob("*/pixels.bin"):
         os.truncate(pixels, 0)
     process.popen.send_signal(signal.SIGCONT)

@@ -52,14 +52,14 @@ def arguments(folders: tuple[Path, Path], out: Path, settings: dict[str, object]
 
 
 def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
-    out, error = process.communicate(timeout=180)
+    out, error = process.communicate(timeout=600)
     assert process.returncode == code or (code != 0 and process.returncode != 0), error
     return out, error
 
 
 def wait_for_a_checkpoint(run: Path, other_than: str = "") -> str:
     """Return the content of `latest.json` once it is new."""
-    latest, deadline = run / "checkpoint" / "latest.json", time.monotonic() + 120
+    latest, deadline = run / "checkpoint" / "latest.json", time.monotonic() + 600
     while time.monotonic() < deadline:
         if latest.exists() and (found := latest.read_text()) != other_than:
             return found
@@ -185,7 +185,7 @@ def test_with_synchronised_norm_two_processes_have_the_statistics_of_one(
 
 
 def wait_for_adaptation(run: Path) -> None:
-    history, deadline = run / "history.jsonl", time.monotonic() + 120
+    history, deadline = run / "history.jsonl", time.monotonic() + 600
     while time.monotonic() < deadline:
         if history.exists() and '"adapt"' in history.read_text():
             return

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from chaos_runs import (
     CONFIGURATIONS,
+    SMALL_BLOCKS,
     TRIAL_CYCLES,
     Process,
     Setup,
@@ -202,6 +203,10 @@ def undisturbed(setup: Setup) -> Reference:
     while process.until(reached(subject, seen[-1][0] + 1 if seen else 1)):
         seen.append((subject.number(), phase_of(subject, process), time.monotonic()))
     process.check(0)
+    if subject.number() > (seen[-1][0] if seen else 0):  # the last ones came too quickly to be seen
+        seen.append((subject.number(), phase_of(subject, process), time.monotonic()))
+    if not seen:
+        raise Unexpected(f"no checkpoint: {' '.join(process.words)}")
     times = [*(at for *_, at in seen), time.monotonic()]
     marks = [Mark(number, phase, times[i + 1] - at) for i, (number, phase, at) in enumerate(seen)]
     results = subject.results()
@@ -253,7 +258,7 @@ def kill_once(subject: Subject, reference: Reference, aim: str, rng: random.Rand
     moment = next_moment(subject, reference, aim, rng)
     if moment.fresh_cache:
         shutil.rmtree(subject.cache, ignore_errors=True)
-    process = subject.start(small_blocks=moment.fresh_cache)
+    process = subject.start(program=SMALL_BLOCKS if moment.fresh_cache else None)
     if process.until(lambda: moment.came() and (process.training or not moment.training)):
         soon = rng.choice([0.0, 0.0, 0.005, 0.05])
         time.sleep(soon if moment.within is None else rng.uniform(0, moment.within))

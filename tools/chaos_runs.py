@@ -65,7 +65,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, object]]] = {
 NOT_COMPARED = (  # given by the user, or about time and place
     "config.yaml environment.json timing.jsonl warnings.jsonl report.html lock checkpoint".split()
 )
-PATIENCE = 180.0  # seconds until a process counts as stuck
+PATIENCE = 600.0  # seconds until a process counts as stuck; the machine may be busy
 POLL = 0.0005
 # Blocks of a few images: a build of the cache that is killed leaves finished blocks behind.
 SMALL_BLOCKS = (
@@ -74,6 +74,22 @@ SMALL_BLOCKS = (
     "from certvol.__main__ import main\n"
     "main()"
 )
+# A process that sends itself a signal right after a call of a method of its `RunKeeper`: no watcher
+# is quick enough for that on a busy machine.
+SIGNALLED = """
+import os
+from certvol.__main__ import main
+from certvol.training.keeper import RunKeeper
+real, left = RunKeeper.{method}, {calls}
+def watched(*given):
+    global left
+    real(*given)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), {number})
+RunKeeper.{method} = watched
+main()
+"""
 
 
 class Unexpected(AssertionError):
@@ -148,8 +164,9 @@ class Subject:
         begun = (self.run / "config.yaml").exists()
         return ["adapt", "--resume", str(self.run)] if begun else self.first_words()
 
-    def start(self, words: Sequence[str] | None = None, small_blocks: bool = False) -> "Process":
-        how = ["-c", SMALL_BLOCKS] if small_blocks else ["-m", "certvol"]
+    def start(self, words: Sequence[str] | None = None, program: str | None = None) -> "Process":
+        """Start `certvol`, or a program that calls it, with the next words of the run."""
+        how = ["-m", "certvol"] if program is None else ["-c", program]
         return Process([sys.executable, *how, *(words or self.next_words())], self.cache)
 
     def finish(self) -> "Process":
@@ -212,6 +229,12 @@ class Process:
 
     def wait(self) -> int:
         return self.popen.wait(timeout=PATIENCE)
+
+    def is_suspended(self) -> bool:
+        """Wait until the process is suspended or ends; return which."""
+        how = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+        found = os.waitid(os.P_PID, self.popen.pid, how)
+        return found is not None and found.si_code == os.CLD_STOPPED
 
     def check(self, code: int) -> None:
         if self.popen.poll() != code:

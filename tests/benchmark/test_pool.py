@@ -41,7 +41,7 @@ for line in sys.stdin:
         saved = run.with_suffix(".saved")
         signal.signal(signal.SIGTERM, lambda *_: (saved.write_text(""), sys.exit(143)))
         run.with_suffix(".waits").write_text("")
-        time.sleep(60)
+        time.sleep(600)
     if code == 0:
         run.write_text(str(os.getpid()))
     print(code, flush=True)

@@ -122,7 +122,7 @@ def test_a_signal_saves_the_run_and_says_how_to_resume(
     process = start(adapt_words(*folders, out, training__pretrain_steps=100_000))
     wait_for(out, "history.jsonl")
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == code, error
     assert "--resume" in error
     assert "Traceback" not in error
@@ -139,7 +139,7 @@ def test_a_signal_that_also_ended_the_reader_of_stderr_saves_the_run(
     assert process.stderr is not None
     process.stderr.close()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=600) == 130
     assert (out / "checkpoint" / "latest.json").exists()
 
 
@@ -152,7 +152,7 @@ def test_a_signal_during_decoding_stops_at_once(
     process = start(adapt_words(source, source, tmp_path / "run", **settings))
     wait_for(cache, "*.building")
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 143, error
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()

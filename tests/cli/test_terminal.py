@@ -40,7 +40,7 @@ def in_terminal(
         ),  # so that a typed Ctrl-C becomes a signal
     )
     os.close(inside)
-    seen, until = b"", time.monotonic() + 120
+    seen, until = b"", time.monotonic() + 600
     try:
         while time.monotonic() < until:
             if select.select([outside], [], [], 0.1)[0]:
@@ -50,7 +50,7 @@ def in_terminal(
                     break
                 if look is not None:
                     look(seen.decode("utf-8", "replace"), outside)
-        return process.wait(timeout=10), seen.decode("utf-8", "replace")
+        return process.wait(timeout=600), seen.decode("utf-8", "replace")
     finally:
         process.kill()
         process.wait()

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +85,24 @@ def test_a_torn_build_resumes_from_its_last_complete_block(
     assert np.array_equal(resumed.hashes, whole.hashes)
 
 
+# It decodes until the journal has so many lines, then waits to be killed.
 KILLED = """
 import sys, time
+from pathlib import Path
 from certvol.settings import DataConfig
 from certvol.data import cache, decode_pool, decoding
 from certvol.data.folders import scan
 cache.BLOCK_BYTES, decode_pool._GROUP_BYTES = 4 * 192, 192
-real = decoding.decode
-decoding.decode = lambda *a: (time.sleep(0.01), real(*a))[1]
-print("ready", flush=True)
+real, most = decoding.decode, int((sys.argv[3:] or [1000])[0])
+def decode(*given):
+    journals = Path(sys.argv[2]).rglob("journal.jsonl")
+    if sum(len(each.read_bytes().splitlines()) for each in journals) >= most:
+        print("enough", flush=True)
+        sys.stdin.read()
+    time.sleep(0.01)  # so that two processes meet
+    return real(*given)
+decoding.decode = decode
+print("begun", flush=True)
 opened = cache.open_cache(scan(sys.argv[1]), 8, DataConfig(cache_dir=sys.argv[2], workers=1), None)
 print("built", len(opened.paths), flush=True)
 sys.stdin.read()
@@ -107,15 +115,13 @@ def test_a_build_killed_twice_ends_with_the_same_pixels(
     whole = opened(images, DataConfig(cache_dir=str(tmp_path / "other")))
     for lines in (2, 5):
         process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(images), str(config.cache_dir)],
+            [sys.executable, "-c", KILLED, str(images), str(config.cache_dir), str(lines)],
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        while len(journal_lines(config)) < lines:
-            assert process.poll() is None
-            time.sleep(0.002)
+        assert process.stdout.readline() == b"begun\n"
+        assert process.stdout.readline() == b"enough\n"
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert lines <= len(journal_lines(config)) < 10
@@ -140,7 +146,7 @@ def test_two_processes_build_once_and_a_set_in_use_is_kept(
     try:
         for process in processes:
             assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
+            assert process.stdout.readline() == b"begun\n"
             assert process.stdout.readline() == b"built 40\n"
         folder = cache_folder(config)
         (done,) = (p for p in folder.iterdir() if p.is_dir())

@@ -82,7 +82,7 @@ def test_a_lock_is_not_taken_on_a_file_that_was_removed_meanwhile(tmp_path: Path
     time.sleep(0.1)  # so that it has opened the old file
     path.unlink()
     os.close(evicting)
-    waiting.join(10)
+    waiting.join(600)
     (held,) = got
     assert os.fstat(held).st_ino == path.stat().st_ino
     os.close(held)

@@ -76,7 +76,7 @@ read = [image for group in decode_pool.read_images(listing, 8, config) for image
 os._exit(42 if len(read) == 40 and all(image.pixels is not None for image in read) else 1)
 """
     command = [sys.executable, "-c", script]
-    assert subprocess.run(command, cwd=images.parent, timeout=60).returncode == 42
+    assert subprocess.run(command, cwd=images.parent, timeout=600).returncode == 42
 
 
 @pytest.mark.usefixtures("processes")
@@ -96,7 +96,7 @@ def test_a_script_without_a_main_guard_runs_once(images: Path, tmp_path: Path) -
         "print(sum(map(len, decode_pool.read_images(listing, 8, config))))\n"
     )
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert (done.stdout, done.stderr) == ("begun\n40\n", "")
 

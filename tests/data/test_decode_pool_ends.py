@@ -28,7 +28,7 @@ def test_closing_early_leaves_no_process(
     before = children()
     groups = read_images(scan(images), 8, DataConfig(workers=2))
     next(groups)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while len(children() - before) < 2:  # the second worker may start later than the first
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -90,24 +90,24 @@ decode_pool._COMMAND = [sys.executable, "-P", sys.argv[2]]
 groups = decode_pool.read_images(scan(sys.argv[1]), 8, DataConfig(workers=2))
 next(groups)
 if os.fork() == 0:  # the user's child keeps the pipes open
-    time.sleep(20)
+    time.sleep(600)
     os._exit(0)
 print("under way", flush=True)
-for group in groups:
-    time.sleep(0.1)
+sys.stdin.read()  # the groups stay open until this process is killed
 """
 
 
 def test_workers_end_with_a_killed_parent_but_ignore_ctrl_c(images: Path, odd_worker: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", ORPHANS, str(images), str(odd_worker)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"under way\n"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not (
             len(workers := _running(str(odd_worker), parent=process.pid)) == 2
             and all(map(_is_up, workers))
@@ -120,7 +120,7 @@ def test_workers_end_with_a_killed_parent_but_ignore_ctrl_c(images: Path, odd_wo
         assert _running(str(odd_worker), parent=process.pid) == workers
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while _running(str(odd_worker)) & workers:
             assert time.monotonic() < deadline
             time.sleep(0.05)

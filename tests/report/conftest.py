@@ -18,7 +18,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         pytest.skip("chromium is not installed; run `apt-get install chromium`")
     started = Browser(program, tmp_path_factory.mktemp("profile"))
     try:
-        started.call("Browser.getVersion", timeout=60)
+        started.call("Browser.getVersion", timeout=600)
         yield started
     finally:
         started.close()

@@ -88,8 +88,10 @@ def test_the_slider_gives_the_numbers_python_computes(
     assert browser.text("#coverage-shown") == f"{100 * share:.1f} %"
     spoken = browser.one("#coverage", "e.getAttribute('aria-valuetext')")
     assert spoken == f"{100 * share:.1f} %, {count} of 83 images accepted"
-    time.sleep(0.5)
-    assert browser.text("#live").startswith(f"{count} of 83 images accepted")
+    said = (
+        f"document.querySelector('#live').textContent.startsWith('{count} of 83 images accepted')"
+    )
+    browser.wait(said)
 
 
 def test_a_typed_threshold_and_another_measure(browser: Browser, tmp_path: Path) -> None:

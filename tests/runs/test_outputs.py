@@ -139,7 +139,7 @@ def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
     reader.start()
     write_output(pipe, "a,b\n")
-    reader.join(timeout=30)
+    reader.join(timeout=600)
     assert found == ["a,b\n"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

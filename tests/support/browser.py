@@ -226,7 +226,7 @@ def download(browser: Browser, folder: Path) -> list[dict[str, str]]:
     folder.mkdir(exist_ok=True)
     browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     browser.one("#download", "e.click()")
-    file, until = folder / "selection.csv", time.monotonic() + 20
+    file, until = folder / "selection.csv", time.monotonic() + 120
     while not file.exists():
         assert time.monotonic() < until, "nothing was downloaded"
         time.sleep(0.05)

@@ -33,7 +33,7 @@ def start(words: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(folder: Path, pattern: str, seconds: float = 60) -> None:
+def wait_for(folder: Path, pattern: str, seconds: float = 600) -> None:
     """Wait until a file of this name is in the folder."""
     deadline = time.monotonic() + seconds
     while not list(folder.glob(pattern)):
