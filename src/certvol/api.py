@@ -26,7 +26,7 @@ from certvol.predict.model import Model, load
 from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
 from certvol.predict.verdict import judge, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
-from certvol.runs.checkpoint import DAMAGE, read_about, write_tensors
+from certvol.runs.checkpoint import DAMAGE, OtherFormat, read_about, write_tensors
 from certvol.runs.continued import settings_from
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
@@ -162,6 +162,8 @@ def _resume(
             verdict = read_verdict(run.verdict) if run.verdict.exists() else None
             delivery = Delivery(about["delivered"], about["why"], about["norm"])
             return Run(run.path, metrics, delivery, verdict)
+        except OtherFormat as error:
+            raise UserError(f"weights file {run.model} {error}") from None
         except DAMAGE as error:
             raise UserError(
                 f"the run {run.path} is complete, but its files are damaged: {error}"

@@ -1,14 +1,19 @@
 """What can be tested without a cluster; test_runner.py has a slow test on a real one."""
 
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from certvol.benchmark import ray_pool, worker
 from certvol.benchmark.plan import BenchmarkJob
 from certvol.benchmark.ray_pool import RayPool
+from certvol.benchmark.worker import JobOutcome
 from certvol.errors import UserError
+from certvol.progress import StopSignal
 
 
 def test_without_ray_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +73,69 @@ def test_a_killed_attempt_counts_in_the_time_of_its_run(
     outcome = ray_pool.run_job(job)
     assert outcome.status == "failed"
     assert outcome.seconds > 1
+
+
+class LostWorker(Exception):
+    pass
+
+
+class Cluster:
+    """A stand-in for Ray whose workers are killed, half an hour after they began."""
+
+    def __init__(self, killed: int) -> None:
+        self.killed, self.submitted = killed, 0
+        self.exceptions = SimpleNamespace(RayError=LostWorker)
+        self._private = SimpleNamespace(worker=SimpleNamespace(print_to_stdstream=print))
+
+    def init(self, **options: object) -> None: ...
+    def shutdown(self) -> None: ...
+    def cluster_resources(self) -> dict[str, float]:
+        return {}
+
+    def options(self, **given: object) -> Any:
+        assert given["max_retries"] == 0
+        return SimpleNamespace(remote=self.submit)
+
+    def remote(self, given: object) -> "Cluster":
+        return self
+
+    def submit(self, job: BenchmarkJob) -> int:
+        begun = job.log.with_suffix(".begun")
+        begun.parent.mkdir(parents=True, exist_ok=True)
+        begun.touch()
+        os.utime(begun, (time.time() - 1800, time.time() - 1800))
+        self.submitted += 1
+        return self.submitted
+
+    def wait(self, pending: list[int], **given: object) -> tuple[list[int], list[int]]:
+        return pending, []
+
+    def get(self, number: int) -> JobOutcome:
+        if number <= self.killed:
+            raise LostWorker("its socket closed\nlong")
+        return JobOutcome("done", 0, 7.0)
+
+
+@pytest.mark.parametrize("killed", [1, 3])
+def test_a_killed_ray_worker_is_replaced_and_its_time_counts(
+    killed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, ends = Cluster(killed), list[JobOutcome]()
+    monkeypatch.setattr(ray_pool, "import_module", lambda name: cluster)
+    pool = RayPool("local", 1, 1.0)
+    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
+    pool.run([job], lambda _, outcome: ends.append(outcome), lambda jobs: None, StopSignal())
+    statuses = [outcome.status for outcome in ends]
+    assert statuses == (["retried", "done"] if killed == 1 else ["retried", "retried", "died"])
+    assert all(1800 <= outcome.seconds < 3600 for outcome in ends[:killed])
+    assert ends[0].reason == "its Ray worker died (its socket closed)"
+
+
+def test_ray_says_nothing_about_killed_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(0)
+    monkeypatch.setattr(ray_pool, "import_module", lambda name: cluster)
+    RayPool("local", 1, 1.0)
+    cluster._private.worker.print_to_stdstream("(raylet) A worker died")
+    assert capsys.readouterr().out == ""

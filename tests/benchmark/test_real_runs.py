@@ -116,6 +116,9 @@ def test_ray_resumes_the_run_of_a_killed_worker(undisturbed: Path, tmp_path: Pat
     os.kill(_ray_worker_of(out / "logs/T-B/cvp/0.log"), signal.SIGKILL)
     message = process.communicate(timeout=600)[1].decode()
     assert process.returncode == 0, message
+    assert "trying again" in message
+    attempts = [json.loads(line) for line in (out / "attempts.jsonl").read_text().splitlines()]
+    assert [each["seconds"] > 0 for each in attempts if each["status"] == "retried"] == [True]
     environment = json.loads((out / "runs/T-B/cvp/0/environment.json").read_text())
     assert len(environment["resumed"]) == 1
     assert (undisturbed / "table.md").read_bytes() == (out / "table.md").read_bytes()

@@ -35,6 +35,7 @@ def edit(run: Path, section: str, **values: object) -> None:
         ("training", "learning_rate", 0.02),
         ("data", "holdout", 0.3),
         ("training", "batch_size", 12),
+        ("training", "precision", "bf16"),
         ("training", "cycles", 2),
         ("method", "num_samples", 8),
         ("guard", "select", "entropy"),

@@ -8,9 +8,12 @@ import re
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from certvol.benchmark.plan import BenchmarkJob
@@ -28,8 +31,11 @@ def run_job(job: BenchmarkJob) -> JobOutcome:
     """Run one job inside a Ray worker, which has set CUDA_VISIBLE_DEVICES.
 
     If the Ray worker dies, the run's process saves its state and ends too. If that process dies, it
-    is started again here, because Ray would print lines of its own and lose the attempt's time.
+    is started again here, so that its time counts.
     """
+    begun = _begun_file(job)
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    begun.touch()
     worker = Worker({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
     seconds, tries = 0.0, 0
     try:
@@ -45,6 +51,19 @@ def run_job(job: BenchmarkJob) -> JobOutcome:
                 return replace(outcome, seconds=seconds, reason=reason)
     finally:
         worker.end()
+        begun.unlink(missing_ok=True)
+
+
+def _begun_file(job: BenchmarkJob) -> Path:
+    """Return the file that a job touches when it begins; a killed Ray worker leaves it behind."""
+    return job.log.with_suffix(".begun")
+
+
+def _silence(ray: Any) -> None:
+    """Keep Ray from printing that a worker was killed, which it has no option for."""
+    module: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    if hasattr(module, "print_to_stdstream"):
+        module.print_to_stdstream = lambda *given, **named: None
 
 
 def _check_reachable(address: str) -> None:
@@ -83,18 +102,19 @@ class RayPool:
             raise UserError(
                 f"no Ray cluster at {address}: {first_line(error)}; check --ray"
             ) from None
+        _silence(ray)
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.remote: Any = ray.remote(run_job).options(
             num_cpus=1,
             num_gpus=gpu_share if has_gpus else 0,
-            max_retries=TRIES - 1,
+            max_retries=0,  # `run` tries again, because Ray would lose the attempt's time
         )
 
     def run(
         self, jobs: Sequence[BenchmarkJob], ended: Ended, running: Running, stop_signal: StopSignal
     ) -> int | None:
         pending = {self.remote.remote(job): job for job in jobs}
-        started = time.monotonic()
+        tries = Counter(jobs)
         try:
             while pending:
                 if (number := stop_signal()) is not None:
@@ -102,19 +122,31 @@ class RayPool:
                     return number
                 ready, _ = self.ray.wait(list(pending), timeout=LOOK_SECONDS)
                 for reference in ready:
-                    ended(pending.pop(reference), self._outcome(reference, started))
+                    job = pending.pop(reference)
+                    outcome = self._outcome(reference, job, tries[job] < TRIES)
+                    if outcome.status == "retried":
+                        tries[job] += 1
+                        pending[self.remote.remote(job)] = job
+                    ended(job, outcome)
                 running([job for job in pending.values() if (job.folder / "lock").exists()])
             return None
         finally:
             self.ray.shutdown()
 
-    def _outcome(self, reference: Any, started: float) -> JobOutcome:
+    def _outcome(self, reference: Any, job: BenchmarkJob, may_retry: bool) -> JobOutcome:
+        """Return how an attempt ended; a lost Ray worker is a reason to try again."""
         try:
             outcome: JobOutcome = self.ray.get(reference)
             return outcome
         except self.ray.exceptions.RayError as error:
-            reason = f"its Ray worker died {TRIES} times ({first_line(error)})"
-        return JobOutcome("died", -signal.SIGKILL, time.monotonic() - started, reason)
+            reason = f"its Ray worker died ({first_line(error)})"
+        seconds = 0.0
+        with suppress(OSError):  # it was lost before the job began
+            seconds = max(0.0, time.time() - _begun_file(job).stat().st_mtime)
+            _begun_file(job).unlink()
+        if may_retry:
+            return JobOutcome("retried", -signal.SIGKILL, seconds, reason)
+        return JobOutcome("died", -signal.SIGKILL, seconds, f"{reason}, {TRIES} times")
 
     def _stop(self, pending: list[Any]) -> None:
         """Let the workers end their runs, which save their state."""

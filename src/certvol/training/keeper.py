@@ -37,7 +37,7 @@ PRETRAINED = "pretrained"
 FREE_SETTINGS = frozenset(
     "data.source data.more_sources data.target data.target_prior data.cache_dir "
     "data.cache_limit_gb data.workers data.device_share data.decode_seconds model.hub "
-    "training.device training.record training.compile training.precision training.log_every "
+    "training.device training.record training.compile training.log_every "
     "training.checkpoint_seconds training.checkpoint_previous training.tensorboard "
     "guard.keep".split()
 )
