@@ -123,7 +123,7 @@ def test_a_killed_ray_worker_is_replaced_and_its_time_counts(
     cluster, ends = Cluster(killed), list[JobOutcome]()
     monkeypatch.setattr(ray_pool, "import_module", lambda name: cluster)
     pool = RayPool("local", 1, 1.0)
-    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, tmp_path, tmp_path)
+    job = BenchmarkJob("A-B", "cvp", 0, tmp_path, (tmp_path,), tmp_path)
     pool.run([job], lambda _, outcome: ends.append(outcome), lambda jobs: None, StopSignal())
     statuses = [outcome.status for outcome in ends]
     assert statuses == (["retried", "done"] if killed == 1 else ["retried", "retried", "died"])
