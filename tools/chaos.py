@@ -340,12 +340,13 @@ def summary(chains: Sequence[Chain], seed: int, seconds: float) -> str:
     kills = [kill for chain in chains for kill in chain.kills]
     identical = sum(len(chain.kills) for chain in chains if not chain.problem)
     methods = sorted({chain.method for chain in chains})
+    further = sum(name in CONFIGURATIONS for name in methods)
     most = max((len(chain.kills) for chain in chains), default=0)
     half = sum(kill.in_a_write for kill in kills)
     rows = [
         f"**{identical} of {len(kills)} kills: the run ended with the bytes of an undisturbed "
-        f"one.** {len(methods)} methods, {len(chains)} runs of up to {most} kills each; at {half} "
-        "kills a file or the cache was half written.\n",
+        f"one.** {len(methods) - further} methods and {further} further configurations, "
+        f"{len(chains)} runs of up to {most} kills; at {half} a file was half written.\n",
         f"Commit `{about['commit']}`, {time.strftime('%Y-%m-%d')}, seed {seed}, {seconds / 60:.0f} "
         f"minutes, CPU, one thread, torch {torch.__version__}, Python "
         f"{about['versions']['python']}.\n",
