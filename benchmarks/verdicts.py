@@ -3,7 +3,8 @@
     python benchmarks/verdicts.py --features features --out verdicts --seeds 0,1 --minutes 40
     python benchmarks/verdicts.py --out verdicts --tables
 
-Many short runs, by the data and conditions of `robustness.py`, some of which fail on purpose:
+Many short runs, by the data and conditions of `robustness.py`, and on the grey values of digits,
+which are features that do badly. Some runs fail on purpose:
 pretraining that does not learn, self-training on its own guesses, an adversary where the target
 lacks classes. Each run is a line of OUT/runs.jsonl, and leaves in OUT/evidence what the verdict is
 made from. A command that is repeated after a stop does only what is missing. The order is shuffled,
@@ -17,16 +18,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from robustness import Cell, append_line, read_lines, settings_of
-from robustness_data import Part, digit_tasks, feature_tasks
+from robustness_data import Domain, Part, Task, digit_tasks, feature_tasks
 from verdict_tables import tables
 
+from certvol.data.folders import scan
+
+MOST_PIXELS = 600  # images of a domain
 CONDITIONS = ("full", "partial", "one-class", "long-tailed", "unknown", "few-source", "few-target")
 # Schedules that are just long enough for a trained network, and for a head on frozen features.
 DIGITS = {"training.pretrain_steps": 300, "training.cycles": 5}
@@ -39,6 +45,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unlearnt": {"training.pretrain_steps": 3},
     "no-holdout": {"data.holdout": 0.0},
 }
+
+
+def pixel_tasks(digits: Sequence[Task], work: Path) -> list[Task]:
+    """Return the tasks on digits with features of their own: 16 x 16 grey values.
+
+    A head on them is far from perfect, and trains in a second.
+    """
+    places: dict[Path, Path] = {}
+    for domain in dict.fromkeys(d for task in digits for d in (task.source, task.target)):
+        listing = scan(domain.place)
+        chosen = np.random.default_rng(0).permutation(len(listing.paths))[:MOST_PIXELS]
+        grey = [
+            np.asarray(Image.open(listing.file(i).path).convert("L").resize((16, 16)), np.float32)
+            for i in chosen
+        ]
+        places[domain.place] = out = work / f"pixels_{domain.place.name}.npz"
+        np.savez(
+            out,
+            features=np.stack(grey).reshape(len(grey), -1) / 255,
+            labels=domain.labels()[chosen],
+            paths=np.array([listing.paths[i] for i in chosen]),
+        )
+    return [
+        replace(
+            task,
+            data="pixels",
+            source=Domain(places[task.source.place]),
+            target=Domain(places[task.target.place]),
+        )
+        for task in digits
+    ]
 
 
 def plan(tasks: Sequence[Any], seeds: Sequence[int]) -> list[Cell]:
@@ -121,8 +158,6 @@ def _truth(cell: Cell, part: Part, target: Path) -> dict[str, str]:
         with np.load(target, allow_pickle=False) as file:
             paths = [str(name) for name in file["paths"]]
     else:
-        from certvol.data.folders import scan
-
         paths = [scan(cell.task.target.place).paths[i] for i in part.target]
     return dict(zip(paths, map(str, labels), strict=True))
 
@@ -145,6 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
         work = options.out.absolute() / "work"
         work.mkdir(parents=True, exist_ok=True)
         tasks = digit_tasks(work)
+        tasks += pixel_tasks(tasks, work)
         tasks += feature_tasks(options.features.absolute()) if options.features else []
         wanted = options.only.split(",") if options.only else {task.data for task in tasks}
         cells = plan(

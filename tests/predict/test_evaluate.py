@@ -34,6 +34,8 @@ def test_evaluate_agrees_with_the_files_of_the_run(
     printed = capsys.readouterr().out
     for words_of_a_table in (
         "AUROC",
+        "to find errors: --measure",
+        "to find unknown classes: --measure",
         "Pearson",
         "FPR at 95 % TPR",
         "oscillation",

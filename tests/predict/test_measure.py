@@ -18,6 +18,7 @@ from certvol.data.domains import open_target
 from certvol.nn.norm import TARGET
 from certvol.predict import measure as measuring
 from certvol.predict.forward import Outputs
+from certvol.scores import metrics
 from certvol.scores.uncertainty import MEASURES
 from support.images import tiny
 from support.run_folders import read_table
@@ -227,5 +228,20 @@ def test_open_set_by_hand() -> None:
     assert found == {
         "images": 2,
         "auroc": {"probability": 7 / 8, "entropy": 7 / 8},
+        "recommended": "probability",
         "fpr_at_95_tpr": {"probability": 0.5, "entropy": 0.5},
     }
+
+
+def test_another_measure_is_recommended_only_if_it_is_clearly_better() -> None:
+    right_N = np.arange(100) < 60
+
+    def choice(sigma: float | None, entropy: float) -> str:
+        return measuring.recommended({"entropy": entropy, "sigma": sigma}, right_N)
+
+    spread = metrics.auroc_spread(0.9, 60, 40)
+    assert choice(0.9 - 1.1 * spread, 0.9) == "entropy"
+    assert choice(0.9 - 0.9 * spread, 0.9) == "sigma"
+    assert choice(0.9, 0.5) == choice(None, 0.9) == "sigma"
+    assert measuring.recommended({"entropy": 0.9, "probability": 0.6}, right_N) == "entropy"
+    assert measuring.recommended({"entropy": None, "probability": None}, right_N) == "probability"

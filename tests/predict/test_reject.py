@@ -66,6 +66,14 @@ def test_a_chosen_measure_is_a_column(root: Path, tmp_path: Path) -> None:
             assert float(row[name]) == pytest.approx(float(expected[name]), abs=1e-4)
 
 
+def test_auto_is_the_measure_that_is_used_without_a_choice() -> None:
+    for has_sigma in (True, False):
+        chosen = rejection.choose_measure("auto", has_sigma)
+        assert chosen == rejection.choose_measure(None, has_sigma)
+        assert chosen in LABEL_FREE
+        assert has_sigma or chosen != "sigma"
+
+
 def test_a_method_without_sigma_rejects_by_probability(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

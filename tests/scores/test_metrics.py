@@ -201,3 +201,15 @@ def test_a_class_without_images_does_not_count() -> None:
     assert per_class[[0, 2]].tolist() == [1, 0]
     assert np.isnan(per_class[[1, 3]]).all()
     assert metrics.mean_class_accuracy(predicted, true, 4) == 0.5
+
+
+def test_the_spread_of_the_auroc_is_that_of_repeated_samples() -> None:
+    """Hanley and McNeil's formula is exact for exponential scores."""
+    rng = np.random.default_rng(0)
+    positive = np.arange(70) < 40
+    found = [
+        metrics.auroc(rng.exponential(np.where(positive, 3.0, 1.0)), positive) for _ in range(2000)
+    ]
+    assert metrics.auroc_spread(0.75, 40, 30) == pytest.approx(np.std(found), rel=0.05)
+    assert metrics.auroc_spread(0.75, 40, 0) == math.inf
+    assert metrics.auroc_spread(1.0, 40, 30) == 0.0

@@ -45,7 +45,18 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     for title, columns, rows, explanation in certainty_tables(found):
         print_table(title, columns, rows)
         print(explanation)
+    for line in recommendations(found):
+        print(line)
     return 0
+
+
+def recommendations(found: dict[str, Any]) -> Iterator[str]:
+    """Say which measure to use for images like these."""
+    for kind, part in (("errors", found), ("unknown classes", found.get("unknown"))):
+        if part is not None:
+            name = part["recommended"]
+            area = _text(part["auroc"][name])
+            yield f"to find {kind}: --measure {name}" + (f" (AUROC {area})" if area else "")
 
 
 def certainty_tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], Rows, str]]:

@@ -23,11 +23,12 @@ from certvol.predict.max_error import target_values, threshold_for
 from certvol.predict.measure import threshold_at
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
-from certvol.scores.uncertainty import LABEL_FREE, MEASURES
+from certvol.scores.uncertainty import LABEL_FREE, MEASURES, usual_measure
 from certvol.settings import nearest
 
 LONGEST_NAME = 100
 INDEX = "index.csv"
+AUTO = "auto"
 
 
 def check_options(
@@ -53,12 +54,14 @@ def check_options(
 
 
 def choose_measure(name: str | None, has_sigma: bool) -> str:
-    """Return the named measure; sigma by default, or probability for a method without sigma."""
-    if name is None:
-        return "sigma" if has_sigma else "probability"
+    """Return the named measure; the usual one for None or `auto`."""
+    if name is None or name == AUTO:
+        return usual_measure(has_sigma)
     if name not in LABEL_FREE:
-        hint = nearest(name, list(LABEL_FREE))
-        raise UserError(f"unknown measure `{name}`{hint} (measures: {', '.join(LABEL_FREE)})")
+        hint = nearest(name, [AUTO, *LABEL_FREE])
+        raise UserError(
+            f"unknown measure `{name}`{hint} (measures: {', '.join((AUTO, *LABEL_FREE))})"
+        )
     if name == "sigma" and not has_sigma:
         raise UserError(
             "this run's method has no sigma; give another --measure, such as probability or entropy"

@@ -3,6 +3,7 @@
 A metric that is undefined, such as a correlation with a constant, is NaN.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -70,6 +71,16 @@ def auroc(scores_N: Values, positive_N: Flags) -> float:
     if not _varies(positive_N) or not np.isfinite(scores_N).all():
         return float("nan")
     return float(roc_auc_score(positive_N, scores_N))
+
+
+def auroc_spread(area: float, positives: int, negatives: int) -> float:
+    """Return the standard error of an AUROC from so many scores (Hanley and McNeil 1982)."""
+    if min(positives, negatives) == 0:
+        return math.inf
+    both_above, both_below = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area)
+    variance += (positives - 1) * (both_above - area**2) + (negatives - 1) * (both_below - area**2)
+    return math.sqrt(max(0.0, variance) / (positives * negatives))
 
 
 def fpr_at_tpr(scores_N: Values, positive_N: Flags, tpr: float = 0.95) -> float:

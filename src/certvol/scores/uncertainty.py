@@ -54,6 +54,11 @@ FROM_LOGITS = tuple(name for name, measure in MEASURES.items() if measure.from_l
 LABEL_FREE = tuple(name for name, measure in MEASURES.items() if not measure.needs_labels)
 
 
+def usual_measure(has_sigma: bool) -> str:
+    """Return the measure that is used if none is chosen: `--measure auto`."""
+    return "sigma" if has_sigma else "probability"
+
+
 def logit_measures(logits_NC: Tensor, labels_N: Tensor | None = None) -> dict[str, Tensor]:
     """Return the measures that follow from logits; `logit_gt` only if there are labels."""
     logits_NC = logits_NC.float()
