@@ -62,6 +62,7 @@ def test_named_classes_rule_the_others_out() -> None:
     [
         (["cat,1", "dgo,1"], "did you mean `dog`"),
         (["cat,1", "cat,2"], "names `cat` twice"),
+        (["cat,0", "cat,2"], "names `cat` twice"),
         (["cat,-1"], "the share of `cat` should be a number"),
         (["cat,nan"], "the share of `cat` should be a number"),
         (["cat,many"], "the share of `cat` should be a number"),

@@ -24,6 +24,7 @@ from certvol.settings import resolve
 from certvol.training.setup import Job
 from support.commands import adapt_words, refused
 from support.made_runs import make_run
+from support.reviews import made_for_review
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_home_folder_of_nobody_is_refused(
         monkeypatch.setenv(name, word)
     sentence = refused(capsys, *adapt_words(source, folders[1], tmp_path / "run"))
     assert word.partition("/")[0] in sentence
-    assert "no user's home folder" in sentence
+    assert "not a user's home folder" in sentence
 
 
 def test_files_dated_after_2262_are_listed(tmp_path: Path) -> None:
@@ -101,6 +102,31 @@ def test_a_pipe_as_a_file_of_features_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     with pytest.raises(UserError, match="pipe or a device"):
         open_target_features(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    "option", ["data.target_prior", "data.target_labels", "model.weights", "config"]
+)
+def test_a_pipe_or_a_device_as_another_input_is_not_waited_for(
+    option: str,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (str(tmp_path / "pipe"), "/dev/zero"):
+        words = adapt_words(*folders, tmp_path / "run")
+        sentence = refused(capsys, *words, f"--{option}", place)
+        assert "pipe or a device" in sentence or "special file" in sentence
+
+
+def test_a_pipe_of_answers_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_for_review(tmp_path, 20)
+    os.mkfifo(tmp_path / "pipe")
+    words = ("review", str(made.path), "--import", str(tmp_path / "pipe"))
+    assert "pipe or a device" in refused(capsys, *words)
 
 
 def test_a_file_of_features_that_would_grow_beyond_measure_is_refused(tmp_path: Path) -> None:

@@ -84,6 +84,23 @@ def test_every_file_of_a_run_is_refused(made: Path, place: str) -> None:
         check_output(made / "run" / place)
 
 
+def test_a_file_that_the_run_does_not_have_yet_is_refused(made: Path) -> None:
+    for name in ("review.csv", "metrics.json"):
+        assert not (made / "run" / name).exists()
+        with pytest.raises(UserError, match="is a file of the run"):
+            check_output(made / "run" / name)
+
+
+def test_only_the_command_that_writes_features_replaces_a_file_of_features(made: Path) -> None:
+    (made / "f.npz").write_text("features")
+    (made / "link.csv").symlink_to(made / "f.npz")
+    for name in ("f.npz", "link.csv"):
+        with pytest.raises(UserError, match="is an existing file of features"):
+            check_output(made / name)
+        check_output(made / name, replaces_features=True)
+    check_output(made / "new.npz")
+
+
 def test_a_link_to_a_file_of_a_run_is_refused(made: Path) -> None:
     (made / "innocent.csv").symlink_to(made / "run" / "model.safetensors")
     with pytest.raises(UserError, match="is a file of the run"):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError
-from certvol.files import fingerprint_of
+from certvol.files import check_regular, fingerprint_of
 from certvol.progress import percent
 from certvol.scores.validators import effective_number
 from certvol.settings import DataConfig, nearest
@@ -161,6 +161,7 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
     """Read a CSV of class and share. Shares may be counts; classes that it leaves out get 0."""
     where = f"the target prior {printable(str(path))}"
     try:
+        check_regular(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ())[:2] != COLUMNS:
@@ -173,7 +174,7 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
         ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {where}: {reason_of(error)}") from None
-    shares_C = np.zeros(len(classes))
+    shares_C, named = np.zeros(len(classes)), set[int]()
     for name, text in rows:
         number = _known(name, classes, where)
         try:
@@ -182,8 +183,9 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
             share = float("nan")
         if not 0 <= share < 1e12:
             raise UserError(f"{where}: the share of `{printable(name)}` should be a number from 0")
-        if shares_C[number] > 0:
+        if number in named:
             raise UserError(f"{where} names `{printable(name)}` twice")
+        named.add(number)
         shares_C[number] = share
     if shares_C.sum() <= 0:
         raise UserError(f"{where} gives no class a share above 0")

@@ -161,7 +161,7 @@ def extract(
     """
     data, device, reporter = config.data, pick_device(config.training.device), reporter or Silent()
     check_name(Path(out))
-    check_output(out)
+    check_output(out, replaces_features=True)
     if features_dim(config.model.backbone) is not None:
         raise UserError(f"`{config.model.backbone}` takes features; name a backbone for images")
     if not Path(folder).is_dir():

@@ -13,6 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from certvol.data.folders import printable, reason_of
 from certvol.errors import UserError
+from certvol.files import check_regular
 from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.outputs import check_output, write_output
@@ -73,6 +74,7 @@ def read_answers(path: str | Path, target: ReviewTarget) -> list[Review]:
     """Read what another tool wrote; every path has to be a target image of the run."""
     shown = printable(str(path))
     try:
+        check_regular(Path(path))
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from certvol.data.feature_files import is_feature_file
 from certvol.data.folders import has_image_suffix, printable, reason_of
 from certvol.errors import UserError
 from certvol.files import output_file
@@ -14,11 +15,17 @@ from certvol.runs.folder import RunFolder
 Place = str | os.PathLike[str]
 
 
-def check_output(path: Place, option: str = "--out", inputs: Iterable[Place] = ()) -> None:
+def check_output(
+    path: Place,
+    option: str = "--out",
+    inputs: Iterable[Place] = (),
+    replaces_features: bool = False,
+) -> None:
     """Refuse, before any work, a place that cannot be written or a file that is still needed.
 
-    Needed files are existing images, files of runs and the `inputs` of the command itself. Any
-    other existing file is replaced; pipes and character devices are written into.
+    Needed files are existing images, files of runs, the `inputs` of the command itself and, unless
+    `replaces_features`, existing files of features. Any other existing file is replaced; pipes and
+    character devices are written into.
     """
     shown = f"{option} {printable(os.fspath(path))}"
     place = Path(path)
@@ -26,6 +33,11 @@ def check_output(path: Place, option: str = "--out", inputs: Iterable[Place] = (
         if place.is_dir() or os.fspath(path).endswith(os.sep):
             raise UserError(f"{shown} is a folder; give a file")
         own = place.resolve()
+        run = next((folder for folder in own.parents if RunFolder(folder).owns(own)), None)
+        if run is not None:  # also a file that the run does not have yet, such as review.csv
+            raise UserError(
+                f"{shown} is a file of the run {printable(str(run))}; give another file"
+            )
         if not place.exists():
             _check_folder(own.parent)
             return
@@ -42,11 +54,8 @@ def check_output(path: Place, option: str = "--out", inputs: Iterable[Place] = (
         raise UserError(f"{shown} is an existing image; give another file")
     if taken:
         raise UserError(f"{shown} is an input of this command; give another file")
-    for folder in own.parents:
-        if RunFolder(folder).owns(own):
-            raise UserError(
-                f"{shown} is a file of the run {printable(str(folder))}; give another file"
-            )
+    if not replaces_features and (is_feature_file(place) or is_feature_file(own)):
+        raise UserError(f"{shown} is an existing file of features; give another file")
 
 
 def check_outside(folder: Place, images: Iterable[Place | None], option: str = "--out") -> None:

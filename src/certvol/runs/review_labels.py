@@ -22,6 +22,7 @@ from typing import Literal, get_args
 
 from certvol.data.folders import printable, reason_of
 from certvol.errors import UserError
+from certvol.files import check_regular
 from certvol.runs.tables import label_cell, path_cell
 from certvol.settings import nearest
 
@@ -53,6 +54,7 @@ def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[
     """
     shown = printable(str(path))
     try:
+        check_regular(Path(path))
         text = Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no file {shown}; `certvol review RUN` writes it") from None
