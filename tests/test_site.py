@@ -14,6 +14,8 @@ from certvol.settings import SECTIONS, settings_of
 pytest.importorskip("mkdocs")
 import site_hook
 
+# Their settings are the paper's own, or their defaults are the published ones.
+UNPUBLISHED = ("source_only", "basic", "cvp", "coral", "jda", "gtda")
 WORDS = PurePosixPath("docs/guides/a.md")
 
 
@@ -31,6 +33,17 @@ def test_every_method_has_its_text_and_its_settings() -> None:
         for each in settings_of(method.Config):
             assert f"`method.{each.name}`" in part, f"{name}: {each.name}"
     assert "**Deliberate differences:**" in page
+
+
+def test_every_method_stands_beside_the_systems_of_the_paper() -> None:
+    text = (Path(__file__).parents[1] / "docs/comparators.md").read_text(encoding="utf-8")
+    for heading in ("Published settings", "Every system of the paper"):
+        part = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        systems = "Every" in heading
+        for name in discover():
+            family = f"`{name.partition('_')[0]}_*`"
+            elsewhere = not systems and name in UNPUBLISHED
+            assert f"`{name}`" in part or family in part or elsewhere, f"{heading}: {name}"
 
 
 def test_every_command_is_on_its_page_with_its_options() -> None:

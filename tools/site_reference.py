@@ -145,7 +145,8 @@ def methods() -> str:
     page = [
         "# Methods\n",
         "Choose one with `--method NAME`. [Comparators](../comparators.md) says how they were "
-        "made comparable and which settings are closer to each paper. To add one, see [Adding a "
+        "made comparable, which settings are closer to each paper, and [which systems of the paper "
+        "run](../comparators.md#every-system-of-the-paper). To add one, see [Adding a "
         "method](../adding-a-method.md).\n",
         table(
             ["method", "summary"],
