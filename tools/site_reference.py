@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import yaml
+
+from certvol.api import resolve_settings
 from certvol.benchmark.suites import SUITES, describe
 from certvol.cli import discover as discover_commands
 from certvol.cli._options import build_parser
@@ -101,7 +104,8 @@ def settings() -> str:
     page = [
         "# Settings\n",
         "Give a setting on the command line (`--training.cycles 40`), in a YAML file (`--config "
-        "FILE`) or by a [preset](presets.md) (`--preset NAME`). The command line beats the file, "
+        "FILE`) or by a [preset](presets.md) (`--preset NAME`; the defaults below are those of "
+        "the preset `default`). The command line beats the file, "
         "and the file beats the preset. `certvol list settings WORD` searches this list.\n",
         "From Python, pass a section as a dictionary: `certvol.adapt(source, target, out=..., "
         'training={"cycles": 40})`.\n',
@@ -122,11 +126,18 @@ def settings() -> str:
 
 
 def _settings_table(rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of settings, in a block that site.css lays out for narrow screens."""
     cells = [
-        [code(name), code(default), prose(allowed), prose(text)]
+        [code(name), code(default), prose(_unbroken(allowed)), prose(text)]
         for name, default, allowed, text in rows
     ]
-    return table(["setting", "default", "values", "meaning"], cells)
+    content = table(["setting", "default", "values", "meaning"], cells)
+    return f'<div class="settings" markdown>\n\n{content}\n</div>\n'
+
+
+def _unbroken(allowed: str) -> str:
+    """Keep the sign and the number of a limit, such as `>= 8`, on one line."""
+    return re.sub(r"([<>]=?) ", "\\1\u00a0", allowed)
 
 
 def _own_settings(section: str, cls: type, owner: str) -> str:
@@ -204,20 +215,32 @@ def presets() -> str:
     page = [
         "# Presets\n",
         "A preset is a named group of settings: `certvol adapt --preset NAME ...`. Settings that "
-        "you give yourself win. What a preset does not list has the [default](settings.md).\n",
+        "you give yourself win. Without `--preset` you get `default`; the [settings](settings.md) "
+        "page shows its values. Each other preset is listed by what differs from it.\n",
     ]
-    for name, (purpose, values) in PRESETS.items():
-        rows = [[code(key), code(_yaml(value))] for key, value in values.items()]
-        page += [
-            f"## {name}\n",
-            prose(purpose[0].upper() + purpose[1:]) + ".\n",
-            table(["setting", "value"], rows),
+    settings_of_preset = {name: _resolved(name) for name in PRESETS}
+    usual = settings_of_preset["default"]
+    for name, (purpose, _) in PRESETS.items():
+        page += [f"## {name}\n", prose(purpose[0].upper() + purpose[1:]) + ".\n"]
+        rows = [
+            [code(key), code(value), code(usual[key])]
+            for key, value in settings_of_preset[name].items()
+            if value != usual[key]
         ]
+        if rows:
+            page.append(table(["setting", name, "default"], rows))
     return "\n".join(page)
 
 
-def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _resolved(preset: str) -> dict[str, str]:
+    """Return every setting of a run of `cvp` with this preset, as YAML writes it."""
+    config = resolve_settings(preset)
+    found = {}
+    for section, values in config.as_dict().items():
+        for key, value in values.items():
+            if section != "pseudo_labels":  # of the rule that the preset names
+                found[f"{section}.{key}"] = yaml.safe_dump(value).split("\n")[0]
+    return found
 
 
 def suites() -> str:

@@ -37,8 +37,16 @@ def test_steps_of_an_earlier_process_do_not_count_for_the_speed(
     reporter, out, now = lines
     reporter.start("pretraining", 500, 400)
     now[0] += 10
+    reporter.advance(20)
+    assert out.getvalue() == "pretraining: 420/500, 40 s left\n"
+
+
+def test_the_first_steps_which_are_slow_give_no_estimate(lines: Reporting) -> None:
+    reporter, out, now = lines
+    reporter.start("adapting", 2000)
+    now[0] += 10
     reporter.advance(1)
-    assert out.getvalue() == "pretraining: 401/500, 16 min left\n"
+    assert out.getvalue() == "adapting: 1/2000\n"
 
 
 def test_no_time_is_printed_before_the_first_step(

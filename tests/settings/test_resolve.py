@@ -213,6 +213,7 @@ def test_the_list_of_settings_reads_the_declarations() -> None:
     defaults = {name: default for name, default, *_ in list_settings(METHODS)}
     assert defaults["data.source"] == "null"
     assert defaults["data.workers"] == "0"
+    assert defaults["model.train"] == "auto"  # of the default preset, not the declaration
     assert all(what and "\n" not in what for *_, what in list_settings(METHODS))
 
 

@@ -21,6 +21,7 @@ from certvol.data.folders import printable as printable
 from certvol.progress import duration, percent
 
 PLAIN_SECONDS = 5.0  # between two plain progress lines
+FEWEST_TIMED = 10  # steps: the first take longer than the rest
 PIPE_WIDTH = 120  # of a table that is not printed on a terminal
 ACCURACY_COLUMNS = ["", "all images", "mean of classes"]
 
@@ -84,7 +85,7 @@ class ConsoleReporter:
         ending = ""
         if self.done >= self.total:
             ending = f", {duration(elapsed)}"
-        elif done_here > 0:
+        elif done_here >= FEWEST_TIMED:
             ending = f", {duration(elapsed / done_here * (self.total - self.done))} left"
         note = f"  {self.text}" if self.text else ""
         self.say(f"{self.what}: {self.done}/{self.total}{ending}{note}")

@@ -10,7 +10,7 @@ HELP = "pretrain on the source, adapt to the target, predict"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    source = f"{help_of('data.source')} Repeat it for several sources"
+    source = f"{help_of('data.source')}. Repeat it for several sources"
     parser.add_argument("--source", metavar="FOLDER", action="append", help=source)
     parser.add_argument("--target", metavar="FOLDER", help=help_of("data.target"))
     parser.add_argument("--out", metavar="RUN", help="new folder for everything the run makes")

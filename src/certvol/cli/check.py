@@ -12,7 +12,7 @@ LISTED_FILES = 20
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     source, target = (
-        f"{help_of('data.source')} Repeat it for several sources",
+        f"{help_of('data.source')}. Repeat it for several sources",
         help_of("data.target"),
     )
     parser.add_argument("--source", required=True, metavar="FOLDER", action="append", help=source)

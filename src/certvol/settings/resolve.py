@@ -93,10 +93,11 @@ def list_settings(
     rules: Mapping[str, type] | None = None,
     choices: Choices | None = None,
 ) -> list[tuple[str, str, str, str]]:
-    """Return (name, default, allowed values, help) of every setting."""
+    """Return (name, value under the default preset, allowed values, help) of every setting."""
     named = {name: ", ".join(words) for name, words in (choices or {}).items()}
+    preset = _preset("default")
     rows = [
-        (name, _default(each), named.get(name, each.allowed), each.help)
+        (name, _text(preset.get(name, each.default)), named.get(name, each.allowed), each.help)
         for section, cls in SECTIONS.items()
         for each in settings_of(cls)
         for name in [f"{section}.{each.name}"]
@@ -106,15 +107,15 @@ def list_settings(
         for name, cls in plugins.items():
             for each in settings_of(cls):
                 help = f"{name}: {each.help}"
-                rows.append((f"{section}.{each.name}", _default(each), each.allowed, help))
+                rows.append((f"{section}.{each.name}", _text(each.default), each.allowed, help))
     return rows
 
 
-def _default(each: Setting) -> str:
-    """Format a default as YAML does, but without quotes."""
-    if each.default is None:
+def _text(value: Any) -> str:
+    """Format a value as YAML does, but without quotes."""
+    if value is None:
         return "null"
-    return str(each.default).lower() if isinstance(each.default, bool) else str(each.default)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def flatten(settings: Mapping[str, Any], where: str) -> dict[str, Any]:

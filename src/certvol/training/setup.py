@@ -262,7 +262,8 @@ class Job:
             found = [self._features(domain) for domain in domains]
             found = self._project(found)
             stores = [FeatureStore(*features, self.device, share) for features in found]
-            return FeatureViews(*stores), f"features of {stores[0].views} views"
+            count = stores[0].views
+            return FeatureViews(*stores), f"features of {count} view{'' if count == 1 else 's'}"
         images = [d for d in domains if not isinstance(d, TargetFeatures)]
         source, target = (PixelStore(d.pixels, d.rows, self.device, share) for d in images)
         views = ImageViews(source, target, self.info, config.augment, fused=network.compiled)
