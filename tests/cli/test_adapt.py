@@ -45,7 +45,6 @@ def test_folders_that_cannot_be_used_are_refused(
         (flat, good, "class"),
         (one, good, "one class"),
         (good, broken, "can be read"),
-        (good.parent, good, "source"),
     ):
         assert words in refused(capsys, *adapt_words(source, target, out))
         assert not out.exists()
