@@ -81,7 +81,7 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(certain: bool) -> None:
     assert_steps_are(method, loss)
 
 
-def test_the_consistency_counts_in_steps_and_uphill_but_the_discriminator_does_not() -> None:
+def test_the_consistency_counts_in_the_loss_of_sam_but_the_discriminator_does_not() -> None:
     method = make_method("mic", consistency_weight=2.0).train()
     terms = method.loss_terms(fitted(method, make_batch()))
     others = {name: value for name, value in terms.items() if name != "consistency"}

@@ -68,7 +68,7 @@ def test_a_step_is_sgd_with_nesterov_momentum_weight_decay_and_a_rate_per_part(
 
 
 @pytest.mark.parametrize("adapting", [True, False])
-def test_a_step_that_climbs_takes_the_gradients_uphill_and_starts_from_the_old_weights(
+def test_a_step_of_sam_takes_the_gradients_at_moved_weights_and_changes_the_old_ones(
     adapting: bool,
 ) -> None:
     rng = np.random.default_rng(0)

@@ -65,7 +65,7 @@ class Listing:
 
 
 class _Walk:
-    """Walks a folder. It reads every real folder once, so links cannot make it loop."""
+    """Walks below a folder. It reads every real folder once, so links cannot make it loop."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

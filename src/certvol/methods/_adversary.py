@@ -44,7 +44,7 @@ class _BatchNorm(nn.BatchNorm1d):
 
 
 class DomainDiscriminator(nn.Module):
-    """dim -> hidden -> hidden -> 1 with ReLU: a logit per row, high for a source image.
+    """Three linear layers with ReLU: a logit per row, high for a source image.
 
     Pass both domains in one batch. The normalisation ignores `model.norm`, because separate
     statistics would hide the difference between the domains.

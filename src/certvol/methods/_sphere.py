@@ -33,7 +33,7 @@ def exp_map(tangent_ND: Tensor, radius: float) -> Tensor:
 
 
 class SphericalLayer(nn.Module):
-    """Sphere to sphere: flatten, linear layer, dropout, wrap, ReLU that stays on the sphere."""
+    """Map a sphere to a sphere: flatten, linear layer, dropout, wrap, ReLU back onto the sphere."""
 
     def __init__(self, dim: int, out_dim: int, radius: float, dropout: float) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SphericalDiscriminator(nn.Module):
 
 
 class SphericalClassifier(nn.Module):
-    """Replaces f_Cl: Linear(D, width), onto the sphere, spherical logits."""
+    """A classifier in place of f_Cl: Linear(D, width), onto the sphere, spherical logits."""
 
     def __init__(self, dim: int, num_classes: int, radius: float, width: int = 256) -> None:
         super().__init__()

@@ -26,14 +26,14 @@ LONGEST_PRODUCT = 4096  # the paper takes the random product above this
 
 
 class OuterProduct(nn.Module):
-    """N x (B C): entry b C + c is z_b p_c."""
+    """All products z_b p_c of a row, N x (B C), at entry b C + c."""
 
     def forward(self, rows_NB: Tensor, probabilities_NC: Tensor) -> Tensor:
         return (rows_NB[:, :, None] * probabilities_NC[:, None, :]).flatten(1)
 
 
 class RandomProduct(nn.Module):
-    """N x R, with the inner products of the outer product on average."""
+    """A random product, N x R, whose inner products equal the outer product's on average."""
 
     random_rows_BR: Tensor
     random_probabilities_CR: Tensor

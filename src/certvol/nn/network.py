@@ -18,9 +18,9 @@ ADAPTER_WIDTH = 256  # most hidden units of the small networks on frozen feature
 
 
 class Network(nn.Module):
-    """f_CNN and f_Cl.
+    """The backbone f_CNN and the classifier f_Cl.
 
-    Features of a frozen backbone may be projected to fewer dimensions, and moved by an adapter.
+    Features of a frozen backbone may be projected to fewer dimensions, and changed by an adapter.
     """
 
     def __init__(

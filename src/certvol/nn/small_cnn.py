@@ -8,7 +8,7 @@ MEAN = STD = (0.5, 0.5, 0.5)
 
 
 class SmallCNN(nn.Module):
-    """Normalised images [N, 3, H, W] to features [N, 128]: four 3 x 3 convolutions with BatchNorm.
+    """Map normalised images [N, 3, H, W] to features [N, 128] by four convolutions with BatchNorm.
 
     The first convolution halves the side: at full resolution it alone would cost as much as all the
     others.

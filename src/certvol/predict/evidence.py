@@ -27,7 +27,7 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Outputs before (the pretrained model) and after (the delivered one)."""
+    """The outputs of the pretrained model (before) and of the delivered one (after)."""
 
     labels_S: Indices
     before_SC: Values

@@ -1,13 +1,12 @@
 """Export a run's model to one file that needs no certvol: ONNX, or a torch.export program.
 
 The input `images` is uint8, N x S x S x 3, RGB, for any N; S is `input_size`. Squash an image to
-S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre, or several places of a run
-with `data.view_set shifted`, and normalises. For a run on
-files of features the input is `features` instead: float32, N x D, with D as `input_size`. Outputs
-are `logits` (N x C), whose softmax is the run's probabilities, and, if the method has it, `sigma`
-(N). The file's metadata, as JSON values: `labels`, `input`, `input_size`, `outputs`,
-`thresholds` (measure -> coverage -> value, for measures that follow from the outputs), `method`,
-`backbone`, `format`.
+S x S (Pillow: `resize((S, S), BILINEAR)`); the model crops the centre (with `data.view_set
+shifted`, several places) and normalises. For a run on files of features the input is `features`
+instead: float32, N x D, with D as `input_size`. Outputs are `logits` (N x C), whose softmax is the
+run's probabilities, and, if the method has it, `sigma` (N). The file's metadata, as JSON values:
+`labels`, `input`, `input_size`, `outputs`, `thresholds` (measure -> coverage -> value, for measures
+that follow from the outputs), `method`, `backbone`, `format`.
 
 Neither file holds a pickle. But torch's reader of `.pt2` would run a pickle that somebody added to
 one, so accept only ONNX files from strangers.
@@ -38,7 +37,7 @@ LARGEST_DIFFERENCE = 1e-3  # allowed between the file and the model, in logits a
 
 
 class ExportedHead(nn.Module):
-    """Features to logits and sigma, normalised by the target's statistics."""
+    """Map features to logits and sigma, normalised by the target's statistics."""
 
     def __init__(self, method: AdaptationMethod, temperature: float = 1.0) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class ExportedHead(nn.Module):
 
 
 class Exported(ExportedHead):
-    """uint8 images to logits and sigma."""
+    """Map uint8 images to logits and sigma."""
 
     mean_3: Tensor
     std_3: Tensor
@@ -74,7 +73,7 @@ class Exported(ExportedHead):
 
 
 class ExportedShifted(Exported):
-    """uint8 images to logits and sigma by the mean features of shifted crops, also mirrored."""
+    """Map uint8 images to logits and sigma by the mean features of shifted and mirrored crops."""
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         crops = torch.stack(list(crops_at_shifts(inputs, self.stop - self.start)), dim=1)

@@ -45,7 +45,7 @@ def mutual_information(probabilities_NC: Probabilities) -> float:
 
 
 def classes_in_use(probabilities_NC: Probabilities) -> float:
-    """Effective number of predicted classes: exp of the entropy of their frequencies."""
+    """Return the effective number of predicted classes: exp of the entropy of their shares."""
     counts = np.bincount(probabilities_NC.argmax(axis=1), minlength=probabilities_NC.shape[1])
     return effective_number(counts)
 
@@ -56,7 +56,7 @@ def effective_number(counts_C: NDArray[np.int64] | NDArray[np.float64]) -> float
 
 
 def agreement(probabilities_NC: Probabilities, reference_NC: Probabilities) -> float:
-    """Share of images that two models put into the same class."""
+    """Return the share of images that two models put into the same class."""
     return float((probabilities_NC.argmax(axis=1) == reference_NC.argmax(axis=1)).mean())
 
 

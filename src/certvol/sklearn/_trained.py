@@ -36,7 +36,7 @@ LARGEST_TRAINED = 1e15  # the sum of squares still fits into float32, in which t
 
 
 class _NetworkClassifier(TargetClassifier):
-    """Trained by gradients: pretraining on the source, then cycles of pseudo-labels."""
+    """An estimator trained by gradients: pretraining, then cycles of pseudo-labels."""
 
     _name: ClassVar[str]
     _method: ClassVar[type[AdaptationMethod]]
