@@ -10,9 +10,9 @@ from certvol.benchmark.tables import claim_table
 SMOOTHER = "a smoother boundary: the oscillation is below that of basic"
 
 
-def _result(method: str, seed: int, last: float, **evidence: float) -> Result:
-    named = {name.replace("_", " ", 1): value for name, value in evidence.items()}
-    return Result("A-B", method, seed, "done", last=last, evidence=named)
+def _result(method: str, seed: int, last: float, **measured: float) -> Result:
+    named = {name.replace("_", " ", 1): value for name, value in measured.items()}
+    return Result("A-B", method, seed, "done", last=last, measured=named)
 
 
 def _runs(gain: float, seeds: int) -> list[Result]:
@@ -55,7 +55,7 @@ def test_the_table_shows_effects_with_their_direction() -> None:
     assert "| 20.0 ± 0.0 % less | 6 |" in text
     assert "mean of MC-dropout (MCD_mu), Pearson's r | +0.60 ± 0.00 | 6 |" in text
     rougher = [
-        replace(run, evidence={"oscillation": 8.0 if run.method == "basic" else 10.0})
+        replace(run, measured={"oscillation": 8.0 if run.method == "basic" else 10.0})
         for run in _runs(0.03, 6)
     ]
     text = markdown([claim_table(claims.find(rougher))])

@@ -78,8 +78,8 @@ def test_a_note_names_runs_that_delivered_another_model() -> None:
 def test_the_losses_are_compared_as_in_the_paper() -> None:
     done = [
         *_seeds("P-R", "source_only", 0.5),
-        _result("P-S", "cvp", 0, 0.70, evidence={"oscillation": 190.0}),
-        _result("P-S", "cvp", 1, 0.72, evidence={"oscillation": 195.1}),
+        _result("P-S", "cvp", 0, 0.70, measured={"oscillation": 190.0}),
+        _result("P-S", "cvp", 1, 0.72, measured={"oscillation": 195.1}),
         *_seeds("P-S", "basic", 0.60, 0.62),
     ]
     made = tables.all_tables(SUITES["adaptiope"], done, "bnm", None)

@@ -43,11 +43,11 @@ def _gain(words: str, letter: str, method: str, over: str) -> Claim:
 def _correlation(measure: str) -> Claim:
     words = f"sigma correlates with certainty by: {MEASURES[measure].title}, Pearson's r"
     name = f"correlation {measure}"
-    return Claim("d", words, "", (FULL,), lambda own: own.evidence[name], digits=2)
+    return Claim("d", words, "", (FULL,), lambda own: own.measured[name], digits=2)
 
 
 def _percent(words: str, letter: str, unit: str, name: str) -> Claim:
-    return Claim(letter, words, unit, (FULL,), lambda own: 100 * own.evidence[name])
+    return Claim(letter, words, unit, (FULL,), lambda own: 100 * own.measured[name])
 
 
 CLAIMS = (
@@ -60,7 +60,7 @@ CLAIMS = (
         "a smoother boundary: the oscillation is below that of basic",
         "% less",
         (FULL, BASIC),
-        lambda own, other: 100 * (1 - own.evidence["oscillation"] / other.evidence["oscillation"]),
+        lambda own, other: 100 * (1 - own.measured["oscillation"] / other.measured["oscillation"]),
     ),
     *map(_correlation, COMPARED_WITH_SIGMA),
     Claim(
@@ -68,7 +68,7 @@ CLAIMS = (
         "sigma is excessive without the samples loss (median over the target)",
         "% more",
         (WITHOUT_SAMPLES, FULL),
-        lambda without, full: 100 * (without.evidence["sigma"] / full.evidence["sigma"] - 1),
+        lambda without, full: 100 * (without.measured["sigma"] / full.measured["sigma"] - 1),
     ),
     _percent("sigma of the source drops when adaptation starts", "e", "% less", "drop source"),
     _percent(

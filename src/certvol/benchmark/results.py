@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from certvol.benchmark.evidence import read_evidence
+from certvol.benchmark.measurements import read_measurements
 from certvol.benchmark.plan import RunIdentity, run_name
 from certvol.benchmark.suite import Metric
 from certvol.errors import UserError
@@ -61,7 +61,8 @@ class Result(RunIdentity):
     """Accuracy of the delivered model."""
     cycles: Cycles | None = None
     backbone: str = ""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Figures for the paper's claims, by name."""
     cpu_seconds: float | None = None
     """Processor time without decoding and extraction, which runs share; None if it is unknown."""
     delivers_last: bool = True
@@ -89,7 +90,7 @@ def read_run(folder: Path, asked: Result, metric: Metric, validator: str) -> Res
             delivered=delivered,
             per_class=metrics["adapted"]["per_class"],
             backbone=str(read_settings_file(files.config).get("model.backbone", "")),
-            evidence=read_evidence(files),
+            measured=read_measurements(files),
             cpu_seconds=read_cpu_seconds(files.timing),
         )
         watched = metrics.get("watched")

@@ -116,7 +116,7 @@ def loss_table(suite: Suite, done: Sequence[Result], tasks: Sequence[str]) -> Ta
     for method, name in LOSSES.items():
         own = [result for result in done if result.method == method]
         if own:
-            oscillations = [r.evidence["oscillation"] for r in own if "oscillation" in r.evidence]
+            oscillations = [r.measured["oscillation"] for r in own if "oscillation" in r.measured]
             oscillation = f"{statistics.fmean(oscillations):.1f}" if oscillations else ""
             cells = [*(_mean(own, task) for task in shown), _average(own, shown, "last")]
             about = [_text(method), _text(_backbones(own))]

@@ -27,7 +27,7 @@ from certvol.scores.estimators import (
 from certvol.scores.validators import agreement
 
 Values = NDArray[np.floating[Any]]
-Estimates = dict[str, float | None]
+EstimatesByName = dict[str, float | None]
 FEWEST_JUDGES = 10  # held-out source images
 SHOWN = ("doc before", "second opinion", "agreement")
 
@@ -64,12 +64,12 @@ class Calibrated:
         return None if np.isnan(share) else share
 
 
-def estimates(evidence: Evidence) -> Estimates:
+def estimates(evidence: Evidence) -> EstimatesByName:
     """Return every estimate by name; None for one that needs held-out images the run lacks."""
     before = Calibrated(evidence.before_SC, evidence.labels_S, evidence.before_NC)
     after = Calibrated(evidence.after_SC, evidence.labels_S, evidence.after_NC)
     predicted_N = evidence.after_NC.argmax(axis=1)
-    found: Estimates = {}
+    found: EstimatesByName = {}
     for name, model in (("before", before), ("after", after)):
         found[f"confidence {name}"] = model.confidence()
         found[f"doc {name}"] = model.difference()

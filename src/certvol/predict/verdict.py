@@ -23,7 +23,7 @@ from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.estimates import (
     FEWEST_JUDGES,
-    Estimates,
+    EstimatesByName,
     estimates,
     target_accuracy,
     temperatures,
@@ -62,7 +62,7 @@ class Facts:
     in_use_before: float
     """Effective number of predicted classes."""
     in_use_after: float
-    estimates: Estimates
+    estimates: EstimatesByName
     accuracy: float
     """The estimate for the target."""
 

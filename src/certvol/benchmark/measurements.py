@@ -11,7 +11,7 @@ from certvol.scores.uncertainty import COMPARED_WITH_SIGMA
 END_OF_PRETRAINING = 50  # steps; the median sigma over them is compared with adaptation
 
 
-def read_evidence(files: RunFolder) -> dict[str, float]:
+def read_measurements(files: RunFolder) -> dict[str, float]:
     """Return the figures that a finished run holds; others are missing.
 
     Damaged files raise OSError, ValueError, KeyError or TypeError.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from certvol.benchmark.evidence import read_evidence, sigma_course
+from certvol.benchmark.measurements import read_measurements, sigma_course
 from certvol.runs.folder import RunFolder
 from certvol.scores.uncertainty import COMPARED_WITH_SIGMA
 
@@ -50,15 +50,15 @@ def test_runs_without_sigma_or_adaptation_have_no_course(lines: list[dict[str, A
     assert sigma_course(lines) == {}
 
 
-def test_evidence_is_read_as_far_as_a_run_has_it(tmp_path: Path) -> None:
-    assert read_evidence(RunFolder(tmp_path)) == {}
+def test_measurements_are_read_as_far_as_a_run_has_them(tmp_path: Path) -> None:
+    assert read_measurements(RunFolder(tmp_path)) == {}
     pearson = {name: 0.9 - 0.1 * i for i, name in enumerate(COMPARED_WITH_SIGMA)}
     found: dict[str, Any] = {"oscillation": {"total": 12.5}, "correlations": {"pearson": pearson}}
     found["measures"] = {"sigma": {"median": 1.5}}
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
     correlations = {f"correlation {name}": value for name, value in pearson.items()}
     expected = {"oscillation": 12.5, "sigma": 1.5, **correlations}
-    assert read_evidence(RunFolder(tmp_path)) == pytest.approx(expected)
+    assert read_measurements(RunFolder(tmp_path)) == pytest.approx(expected)
     found = {"correlations": None, "measures": {"probability": {"median": 0.5}}}
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
-    assert read_evidence(RunFolder(tmp_path)) == {}
+    assert read_measurements(RunFolder(tmp_path)) == {}
