@@ -33,7 +33,7 @@ run = certvol.adapt(
     training={"pretrain_steps": 200, "cycles": 15},
     model={"norm": "mixed"},
 )
-print(f"delivered: {run.delivery.model} ({run.delivery.why})")
+print(f"the model of {run.delivery.why}")
 
 # %% [markdown]
 # The target's folders happen to be named like the classes, so accuracy was measured after training.

@@ -30,6 +30,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.cli._console import ACCURACY_COLUMNS, accuracy_rows, print_table, printable
     from certvol.predict.verdict import describe
     from certvol.report.page import report_on_finished
+    from certvol.report.summary import model_in_words
 
     finished = api.adapt(
         options.source,
@@ -53,7 +54,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     if finished.verdict is not None:
         for line in describe(finished.verdict):
             print(printable(line))
-    print(f"delivered: {finished.delivery.model} ({finished.delivery.why})")
+    used = model_in_words(finished.delivery.model)
+    print(f"the run uses the model {used} ({finished.delivery.why})")
     print(
         f"predictions for every target image: {printable(str(finished.path / 'predictions.csv'))}"
     )

@@ -32,7 +32,7 @@ def summary(record: Record) -> dict[str, Any]:
         "at_90": _percent(at_coverage.get("0.9")),
         "aurc": _score(section(scores, "aurc").get(record.certainty)),
         "ece": _score(scores.get("ece")),
-        "delivered": model,
+        "delivered": model_in_words(model),
         "why": delivered.get("why", ""),
         "norm": delivered.get("norm", ""),
         "images": len(record.images.paths) if record.images is not None else 0,
@@ -42,6 +42,12 @@ def summary(record: Record) -> dict[str, Any]:
         "source": _source_names(settings),
         "target": _folder_name(settings.get("data.target")),
     }
+
+
+def model_in_words(delivered: str) -> str:
+    """Say which model a run delivered: `last`, `pretrained`, `cycle 3`, or empty for none yet."""
+    known = {"last": "after adaptation", "pretrained": "before adaptation", "": "none yet"}
+    return known.get(delivered, f"of {delivered}")
 
 
 def verdict(record: Record) -> dict[str, Any] | None:

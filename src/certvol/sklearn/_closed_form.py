@@ -27,9 +27,9 @@ class _LinearClassifier(TargetClassifier):
 class CORALClassifier(_LinearClassifier):
     """Correlation alignment: a logistic regression on the source with the target's covariance.
 
-    standardize : 'domain' (each domain's own mean and variance, as in the paper), 'joint' or None
-    ridge : multiple of the identity that is added to both covariances
-    C : inverse regularisation of the logistic regression
+    - `standardize`: 'domain' (each domain's mean and variance, as in the paper), 'joint' or None
+    - `ridge`: multiple of the identity that is added to both covariances
+    - `C`: inverse regularisation of the logistic regression
     """
 
     _settings = declared(coral.Method.Config, C="strength")
@@ -57,10 +57,10 @@ class JDAClassifier(TargetClassifier):
 
     In the projection, the means of the domains and of their classes agree.
 
-    n_components : dimensions of the projection
-    ridge : lambda, the regularisation of the projection
-    iterations : rounds of projecting and relabelling, at most
-    standardize : None (rows are scaled to unit length in any case), 'joint' or 'domain'
+    - `n_components`: dimensions of the projection
+    - `ridge`: lambda, the regularisation of the projection
+    - `iterations`: rounds of projecting and relabelling, at most
+    - `standardize`: None (rows are scaled to unit length in any case), 'joint' or 'domain'
     """
 
     _settings = declared(jda.Method.Config, n_components="components", iterations="rounds")
@@ -94,10 +94,10 @@ class JDAClassifier(TargetClassifier):
 class GTDAClassifier(_LinearClassifier):
     """A game on a graph of all rows, in which target rows adopt the labels of their neighbours.
 
-    n_neighbors : neighbours of each row in the graph
-    iterations : rounds of the game, at most
-    C : inverse regularisation of the logistic regression that target rows start from
-    standardize : 'domain' (each domain's own mean and variance), 'joint' or None
+    - `n_neighbors`: neighbours of each row in the graph
+    - `iterations`: rounds of the game, at most
+    - `C`: inverse regularisation of the logistic regression that target rows start from
+    - `standardize`: 'domain' (each domain's own mean and variance), 'joint' or None
     """
 
     _settings = declared(
@@ -158,9 +158,9 @@ class _VotingClassifier(TargetClassifier):
 class RWAClassifier(_VotingClassifier):
     """Random walks over target labels; support vector machines from the walk vote.
 
-    iterations : steps of the walk; published: 500
-    target_share : share of the target's weights in a step's classifier
-    standardize : None (features are divided by their joint deviation anyway), 'joint' or 'domain'
+    - `iterations`: steps of the walk; published: 500
+    - `target_share`: share of the target's weights in a step's classifier
+    - `standardize`: None (features are divided by their deviation anyway), 'joint' or 'domain'
     """
 
     _settings = declared(rwa.Method.Config, iterations="steps")
@@ -185,9 +185,9 @@ class RWAClassifier(_VotingClassifier):
 class AdREMClassifier(_VotingClassifier):
     """Randomised expectation maximisation: self-training on growing random parts of the target.
 
-    rounds : rounds in which the target's part grows to all of it
-    repetitions : repetitions from the source's labels, and voters
-    standardize : None (features are divided by their joint deviation anyway), 'joint' or 'domain'
+    - `rounds`: rounds in which the target's part grows to all of it
+    - `repetitions`: repetitions from the source's labels, and voters
+    - `standardize`: None (features are divided by their deviation anyway), 'joint' or 'domain'
     """
 
     _settings = declared(adrem.Method.Config)
@@ -212,11 +212,11 @@ class AdREMClassifier(_VotingClassifier):
 class PrDAClassifier(_LinearClassifier):
     """Progressive domain augmentation: virtual rows between the domains enlarge the source.
 
-    n_components : dimensions of a subspace
-    subspaces : most subspaces of a domain
-    confidence : least probability of a virtual row that is added
-    C : inverse regularisation of the logistic regression
-    standardize : 'domain' (each domain's own mean and variance), 'joint' or None
+    - `n_components`: dimensions of a subspace
+    - `subspaces`: most subspaces of a domain
+    - `confidence`: least probability of a virtual row that is added
+    - `C`: inverse regularisation of the logistic regression
+    - `standardize`: 'domain' (each domain's own mean and variance), 'joint' or None
     """
 
     _settings = declared(prda.Method.Config, n_components="dims", C="strength")

@@ -126,21 +126,21 @@ class _NetworkClassifier(TargetClassifier):
 class CVPClassifier(_NetworkClassifier):
     """Certainty Volume Prediction on features; `certainty` returns sigma, large if certain.
 
-    num_samples : M, samples of the Gaussian around each row
-    samples_weight : alpha, weight of their cross-entropy
-    antagonistic : whether sigma is pulled towards its target; without it sigma collapses to 0
-    standardize : 'joint' (mean and variance of all rows), 'domain' (each domain's own) or None
-    adapter : whether a residual layer, initialised to the identity, moves the features
-    pretrain_steps, cycles, cycle_steps, batch_size : the two phases, as in `certvol adapt`
-    learning_rate : None for 4 over the mean squared length of a row, at most 0.1
-    pseudo_labels : the rule that labels the target: 'argmax' (by the classifier), 'cluster', 'lame'
-        or 'propagate' (these compare rows with each other), or 'mc_dropout' (by the classifier,
-        averaged over passes with dropout)
-    reviewed_share : share of labelled target rows in each step of adaptation, if there are any
-    target_prior : how often each class occurs in the target: 'unknown', 'balanced', 'source' (as
+    - `num_samples`: M, samples of the Gaussian around each row
+    - `samples_weight`: alpha, weight of their cross-entropy
+    - `antagonistic`: whether sigma is pulled towards its target; without it sigma collapses to 0
+    - `standardize`: 'joint' (mean and variance of all rows), 'domain' (each domain's own) or None
+    - `adapter`: whether a residual layer, initialised to the identity, moves the features
+    - `pretrain_steps`, `cycles`, `cycle_steps`, `batch_size`: both phases, as in `certvol adapt`
+    - `learning_rate`: None for 4 over the mean squared length of a row, at most 0.1
+    - `pseudo_labels`: the rule that labels the target: 'argmax' (by the classifier), 'cluster',
+        'lame' or 'propagate' (these compare rows with each other), or 'mc_dropout' (by the
+        classifier, averaged over passes with dropout)
+    - `reviewed_share`: share of labelled target rows in each step of adaptation, if there are any
+    - `target_prior`: how often each class occurs in the target: 'unknown', 'balanced', 'source' (as
         among the source rows) or a dict of class and share, which leaves absent classes out
-    device : 'cpu', 'cuda', 'cuda:N' or 'auto'
-    random_state : seed of everything random
+    - `device`: 'cpu', 'cuda', 'cuda:N' or 'auto'
+    - `random_state`: seed of everything random
     """
 
     _name, _method = "cvp", cvp.Method
