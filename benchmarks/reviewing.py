@@ -3,12 +3,13 @@
     python benchmarks/reviewing.py --features features --out reviewing --seeds 0,1 --minutes 40
     python benchmarks/reviewing.py --out reviewing --tables
 
-`features` holds BACKBONE_DOMAIN.npz, as for `robustness.py`. Per task and seed, a run is made and
-reviewed, and further runs continue from it: with some number of labels, of random images, of chosen
-ones or of half and half. A logistic regression gets the same labels, with and without the source.
-Each is a line of OUT/results.jsonl; a command that is repeated after a stop does only what is
-missing. `--tables` also draws 1,000 reviews of every run in OUT/outcomes, and counts how often the
-interval holds the true accuracy, and how often accepted images are wrong more often than promised.
+`features` holds BACKBONE_DOMAIN.npz, as for `robustness.py`; the grey values of digits need none.
+Per task and seed, a run is made and reviewed, and further runs continue from it: with some number
+of labels, of random images, of chosen ones or of half and half. A logistic regression gets the same
+labels, with and without the source. Each is a line of OUT/results.jsonl; a command that is repeated
+after a stop does only what is missing. `--tables` also draws 1,000 reviews of every run in
+OUT/outcomes, and of those that `--evidence` holds. It counts how often the interval holds the true
+accuracy, and how often accepted images are wrong more often than promised.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from robustness import append_line, read_lines
-from robustness_data import Task, feature_tasks
+from robustness_data import Task, digit_tasks, feature_tasks, pixel_tasks
 
+SHORT = {"pretrain_steps": 120, "cycles": 3, "cycle_steps": 40}
 DRAWS = 1000
+FEWEST_IMAGES = 250  # of a target that reviews are drawn from
 BUDGETS = (25, 50, 100, 200, 400)
 RISKS = (0.05, 0.1, 0.2)
 POLICIES = ("random", "chosen", "both")
@@ -116,7 +119,8 @@ def measured(task: Task, seed: int, options: argparse.Namespace) -> Iterator[dic
     with tempfile.TemporaryDirectory() as folder:
         first, started = Path(folder) / "first", time.monotonic()
         places = task.source.place, task.target.place
-        run = certvol.adapt(*places, out=first, training={"seed": seed})
+        schedule = SHORT if options.short else {}
+        run = certvol.adapt(*places, out=first, training={"seed": seed, **schedule})
         assert run.metrics is not None
         target = open_target(first)
         right_N = right_of(target, truth)
@@ -210,13 +214,23 @@ def draws(certainty_N: NDArray[np.float32], right_N: Flags) -> Iterator[dict[str
         }
 
 
-def coverage(outcomes: Path) -> str:
+def outcomes(own: Path, evidence: Path | None) -> Iterator[tuple[NDArray[np.float32], Flags]]:
+    """Yield certainty and rightness of every image, for each run here and in `evidence`."""
+    for place in sorted(own.glob("*.npz")):
+        with np.load(place) as file:
+            yield file["certainty_N"], file["right_N"]
+    for place in sorted(evidence.glob("*--default--*.npz")) if evidence else ():
+        with np.load(place) as file:
+            if len(file["true_N"]) >= FEWEST_IMAGES:
+                yield file["measure_sigma"], file["predicted_N"] == file["true_N"]
+
+
+def coverage(runs: Iterable[tuple[NDArray[np.float32], Flags]]) -> str:
     """Return the coverage of the interval and the excess of the threshold, over all runs."""
     found: dict[int, list[dict[str, Any]]] = {}
-    for place in sorted(outcomes.glob("*.npz")):
-        with np.load(place) as file:
-            for line in draws(file["certainty_N"], file["right_N"]):
-                found.setdefault(line["labels"], []).append(line)
+    for certainty_N, right_N in runs:
+        for line in draws(certainty_N, right_N):
+            found.setdefault(line["labels"], []).append(line)
     rows = []
     for count, lines in sorted(found.items()):
         held = [line["held"] for line in lines]
@@ -236,26 +250,28 @@ def coverage(outcomes: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--features", type=Path, help="folder of BACKBONE_DOMAIN.npz")
+    parser.add_argument("--short", action="store_true", help="train briefly, as verdicts.py does")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="*", help="tasks, such as 'office-31-*/?-A'")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--labels", default=",".join(map(str, BUDGETS)))
     parser.add_argument("--minutes", type=float, default=1e9, help="start nothing after this")
+    evidence = "evidence of verdicts.py: draw reviews of its default runs too"
+    parser.add_argument("--evidence", type=Path, metavar="FOLDER", help=evidence)
     parser.add_argument("--tables", action="store_true", help="print the tables, without training")
     options = parser.parse_args()
     options.labels = [int(word) for word in options.labels.split(",")]
     options.out.mkdir(parents=True, exist_ok=True)
     results = options.out / "results.jsonl"
     if options.tables:
-        print(accuracies(read_lines(results)), coverage(options.out / "outcomes"), sep="\n\n")
+        runs = outcomes(options.out / "outcomes", options.evidence)
+        print(accuracies(read_lines(results)), coverage(runs), sep="\n\n")
         return 0
-    tasks = [
-        task
-        for task in feature_tasks(options.features)
-        if fnmatch(f"{task.data}/{task.name}", options.only)
-    ]
+    tasks = feature_tasks(options.features) if options.features else []
+    tasks += pixel_tasks(digit_tasks(options.out / "work"), options.out / "work")
+    tasks = [task for task in tasks if fnmatch(f"{task.data}/{task.name}", options.only)]
     if not tasks:
-        sys.exit(f"no task has both of its files in {options.features}")
+        sys.exit(f"no task has both of its files in {options.features}, and fits {options.only}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     end = time.monotonic() + 60 * options.minutes
     for seed in map(int, options.seeds.split(",")):

@@ -92,9 +92,10 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def estimator_table(runs: Sequence[Judged]) -> str:
     """Mean absolute error of every estimator, in points, by suite."""
-    from certvol.predict.estimates import estimates
+    from certvol.predict.estimates import estimates, target_accuracy
 
     found = [estimates(run.evidence) for run in runs]
+    found = [{"as shown": target_accuracy(each), **each} for each in found]
     truth = np.array([run.after_all for run in runs])
     suites = sorted({run.suite for run in runs})
     rows = []
@@ -111,13 +112,20 @@ def estimator_table(runs: Sequence[Judged]) -> str:
     return markdown(["estimator", "all", *suites], rows)
 
 
-def happened(run: Judged) -> str:
-    """Say what became of a run: its true accuracy, and whether adaptation did harm."""
+def fate(accuracy: float, before: float, after: float) -> str:
+    """Say what became of a run: its accuracy on all images, and whether adaptation did harm.
+
+    `before` and `after` are accuracies on the images of known classes.
+    """
     from certvol.predict.verdict import GOOD_ENOUGH, TOO_POOR
 
-    if run.after_all < TOO_POOR or run.after < run.before - HARM:
+    if accuracy < TOO_POOR or after < before - HARM:
         return POOR
-    return GOOD if run.after_all >= GOOD_ENOUGH else BETWEEN
+    return GOOD if accuracy >= GOOD_ENOUGH else BETWEEN
+
+
+def happened(run: Judged) -> str:
+    return fate(run.after_all, run.before, run.after)
 
 
 def verdict_table(runs: Sequence[Judged]) -> str:

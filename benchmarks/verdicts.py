@@ -18,21 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from robustness import Cell, append_line, read_lines, settings_of
-from robustness_data import Domain, Part, Task, digit_tasks, feature_tasks
+from robustness_data import Part, digit_tasks, feature_tasks, pixel_tasks
 from verdict_tables import tables
 
 from certvol.data.folders import scan
 
-MOST_PIXELS = 600  # images of a domain
 CONDITIONS = ("full", "partial", "one-class", "long-tailed", "unknown", "few-source", "few-target")
 # Schedules that are just long enough for a trained network, and for a head on frozen features.
 DIGITS = {"training.pretrain_steps": 300, "training.cycles": 5}
@@ -45,37 +42,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unlearnt": {"training.pretrain_steps": 3},
     "no-holdout": {"data.holdout": 0.0},
 }
-
-
-def pixel_tasks(digits: Sequence[Task], work: Path) -> list[Task]:
-    """Return the tasks on digits with features of their own: 16 x 16 grey values.
-
-    A head on them is far from perfect, and trains in a second.
-    """
-    places: dict[Path, Path] = {}
-    for domain in dict.fromkeys(d for task in digits for d in (task.source, task.target)):
-        listing = scan(domain.place)
-        chosen = np.random.default_rng(0).permutation(len(listing.paths))[:MOST_PIXELS]
-        grey = [
-            np.asarray(Image.open(listing.file(i).path).convert("L").resize((16, 16)), np.float32)
-            for i in chosen
-        ]
-        places[domain.place] = out = work / f"pixels_{domain.place.name}.npz"
-        np.savez(
-            out,
-            features=np.stack(grey).reshape(len(grey), -1) / 255,
-            labels=domain.labels()[chosen],
-            paths=np.array([listing.paths[i] for i in chosen]),
-        )
-    return [
-        replace(
-            task,
-            data="pixels",
-            source=Domain(places[task.source.place]),
-            target=Domain(places[task.target.place]),
-        )
-        for task in digits
-    ]
 
 
 def plan(tasks: Sequence[Any], seeds: Sequence[int]) -> list[Cell]:

@@ -34,8 +34,8 @@ def test_evaluate_agrees_with_the_files_of_the_run(
     printed = capsys.readouterr().out
     for words_of_a_table in (
         "AUROC",
-        "to find errors: --measure",
-        "to find unknown classes: --measure",
+        "to find errors, use --measure",
+        "to find unknown classes, use --measure",
         "Pearson",
         "FPR at 95 % TPR",
         "oscillation",

@@ -56,7 +56,7 @@ def recommendations(found: dict[str, Any]) -> Iterator[str]:
         if part is not None:
             name = part["recommended"]
             area = _text(part["auroc"][name])
-            yield f"to find {kind}: --measure {name}" + (f" (AUROC {area})" if area else "")
+            yield f"to find {kind}, use --measure {name}" + (f" (AUROC {area})" if area else "")
 
 
 def certainty_tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], Rows, str]]:
