@@ -16,7 +16,7 @@ from certvol.data.batches import hold_out
 from certvol.data.sources import expand_domains, joined, places_of, with_sources
 from certvol.data.target_prior import WORDS
 from certvol.distributed import join_team
-from certvol.errors import UserError
+from certvol.errors import Interrupted, UserError
 from certvol.predict import extract as extraction
 from certvol.predict.evaluate import evaluate, target_labels
 from certvol.predict.evidence import HeldOut
@@ -179,6 +179,17 @@ def _resume(
 
 
 def _run_to_end(job: Job) -> Run:
+    """Train, predict and write the results; a stop says how to resume, wherever it came."""
+    try:
+        return _finish(job)
+    except Interrupted as stopped:
+        if "--resume" in str(stopped) or not job.run.holds_a_run:
+            raise
+        message = f"stopped; resume with `certvol adapt --resume {job.run.path}`"
+        raise Interrupted(message, stopped.exit_code) from None
+
+
+def _finish(job: Job) -> Run:
     started, run, team = time.monotonic(), job.run, job.team
     cpu_before = cpu_seconds()
     # Restore the caller's random state afterwards, at least on the CPU.

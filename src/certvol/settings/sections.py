@@ -111,15 +111,22 @@ class AugmentConfig:
         help="Smallest share of the image's area that a random crop keeps.",
     )
     crop_aspect: float = setting(
-        1.3333333333333333, above=0, help="Largest change of aspect ratio by a random crop."
+        1.3333333333333333,
+        above=0,
+        at_most=100,
+        help="Largest change of aspect ratio by a random crop.",
     )
     flip: bool = setting(True, help="Mirror half of the views left to right.")
-    rotate: float = setting(10.0, at_least=0, help="Largest rotation in degrees, either way.")
-    shear: float = setting(10.0, at_least=0, help="Largest shear in degrees, either way.")
-    shift: float = setting(
-        0.025, at_least=0, help="Largest shift as a share of the side, either way."
+    rotate: float = setting(
+        10.0, at_least=0, at_most=360, help="Largest rotation in degrees, either way."
     )
-    scale: float = setting(0.025, at_least=0, help="Largest zoom, either way.")
+    shear: float = setting(
+        10.0, at_least=0, at_most=90, help="Largest shear in degrees, either way."
+    )
+    shift: float = setting(
+        0.025, at_least=0, at_most=10, help="Largest shift as a share of the side, either way."
+    )
+    scale: float = setting(0.025, at_least=0, at_most=10, help="Largest zoom, either way.")
     grey: float = setting(0.2, at_least=0, at_most=1, help="Probability of a grey view.")
     jitter: float = setting(
         0.05,

@@ -5,6 +5,7 @@ cycle's model, unless the collapse guard or a validator chooses another.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,11 +98,16 @@ class Watch:
         predicted_N = self.predict(SOURCE, self.source_images, SOURCE).labels_N
         return float((predicted_N == self.source_labels[self.source_images]).mean())
 
-    def features(self, domain: int, images_N: Indices) -> Tensor:
+    def features(
+        self, domain: int, images_N: Indices, between_batches: Callable[[], None]
+    ) -> Tensor:
         """Return features on the CPU, with the domain's own statistics."""
-        batches = self.views.test_batches(domain, images_N, evaluation_batch(self.views.device))
-        with evaluating(self.method, domain):
-            return torch.cat([self.method.network.features(batch) for batch in batches]).cpu()
+        found = []
+        for batch in self.views.test_batches(domain, images_N, evaluation_batch(self.views.device)):
+            between_batches()
+            with evaluating(self.method, domain):
+                found.append(self.method.network.features(batch).cpu())
+        return torch.cat(found)
 
     def scores(self, outputs: Outputs, pretrained_NC: NDArray[np.float32], fitted: bool) -> Scores:
         """Score the model by its predictions of the target and of held-out source images.

@@ -263,8 +263,9 @@ class Trainer:
         self.stop_if_asked()
         kept = np.sort(np.concatenate(self.planner.source_pools))
         self.reporter.start("fitting", 1)
-        source_SD = self.watch.features(SOURCE, kept)
-        target_TD = self.watch.features(TARGET, np.arange(len(self.views.target)))
+        source_SD = self.watch.features(SOURCE, kept, self.stop_if_asked)
+        every_N = np.arange(len(self.views.target))
+        target_TD = self.watch.features(TARGET, every_N, self.stop_if_asked)
         labels_S = torch.from_numpy(self.task.source_labels[kept])
         if (reviewed := self.task.reviewed) is not None:
             source_SD = torch.cat([source_SD, target_TD[reviewed.images_R]])
