@@ -63,7 +63,7 @@ def test_adaptation_ends_when_labels_settle_and_says_so(
     assert run.delivery.why == f"cycle {last}, labels settled"
     (sentence,) = [text for text in reporter.said if text.startswith("adaptation settled")]
     assert sentence.startswith(f"adaptation settled at cycle {last}: ")
-    assert sentence.endswith(" % of labels changed")
+    assert sentence.endswith(" % of pseudo-labels changed")
     if method == "cvp":
         before, after = (labels_of(run.path, cycle) for cycle in (last - 1, last))
         assert f" {100 * (before != after).mean():.1f} %" in sentence

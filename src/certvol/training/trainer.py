@@ -255,7 +255,7 @@ class Trainer:
         if position.settled is not None:
             self.reporter.say(
                 f"adaptation settled at cycle {position.cycle}: {percent(position.settled)} % of "
-                "labels changed"
+                "pseudo-labels changed"
             )
 
     def _fit_features(self) -> None:
