@@ -144,7 +144,7 @@ def test_two_processes_give_the_same_labels_of_the_whole_target(
     if method == "rsda_mstn":
         settings["method.rounds"] = 1
     labels = []
-    # A second training labels anew: by weights that have hardly moved.
+    # The second training labels the target again, by weights that have hardly moved.
     first_cycle = {**settings, "training.cycles": 1, "training.adapt_learning_rate": 1e-9}
     for processes in (1, 2):
         run = tmp_path / str(processes)

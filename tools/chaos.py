@@ -229,7 +229,7 @@ def draw_aims(reference: Reference, kills: int, rng: random.Random) -> list[str]
 
 def next_moment(subject: Subject, reference: Reference, aim: str, rng: random.Random) -> Moment:
     """Draw a moment of the phase aimed at, or a later one if the phase is over."""
-    # A resumed run may write more checkpoints than the undisturbed one, whose last then stands in.
+    # A resumed run may write more checkpoints than the undisturbed one; then take its last mark.
     marks, number = reference.marks, subject.number()
     ahead = [mark for mark in marks if mark.number >= number] or marks[-1:]
     if aim in ("any", "start-up"):
