@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from certvol.settings import Config
 Values = NDArray[np.float32]
 # Computes further measures from a batch: its features, its logits and its place among all images.
 ExtraMeasures = Callable[[Tensor, Tensor, slice], dict[str, Tensor]]
+Measured = TypeVar("Measured", Values, np.float32, float)
 BATCHES_ON_DEVICE = 16  # batches of outputs that are copied to the host together
 
 
@@ -126,9 +128,9 @@ def _keeping_labels(soft_NC: NDArray[np.float64], labels_N: NDArray[np.int64]) -
     return rounded_NC
 
 
-def certainty(measure: str, values_N: Values) -> Values:
-    """Set the sign of a measure so that higher means more certain."""
-    return values_N if MEASURES[measure].more_is_certain else -values_N
+def certainty(measure: str, values: Measured) -> Measured:
+    """Set the sign of a measure so that higher means more certain; a second call sets it back."""
+    return values if MEASURES[measure].more_is_certain else -values
 
 
 @contextmanager

@@ -126,8 +126,7 @@ def in_units(
     )
     if found.threshold is None:
         return found
-    value = float(certainty(measure, np.array([found.threshold], dtype=np.float32))[0])
-    return replace(found, threshold=value)
+    return replace(found, threshold=certainty(measure, found.threshold))
 
 
 def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:

@@ -148,8 +148,7 @@ def certainty_figures(
 
 def threshold_at(measure: str, values_N: Values, coverage: float) -> float:
     """Return the value, in the measure's own units, that accepts this share of the images."""
-    threshold = metrics.threshold_at(certainty(measure, values_N), coverage)
-    return threshold if MEASURES[measure].more_is_certain else -threshold
+    return certainty(measure, metrics.threshold_at(certainty(measure, values_N), coverage))
 
 
 def _number(value: Any) -> float | None:

@@ -102,7 +102,7 @@ def accept(outputs: Outputs, measure: str, threshold: float) -> NDArray[np.bool_
 
 
 def is_certain(values_N: NDArray[np.float32], measure: str, threshold: float) -> NDArray[np.bool_]:
-    least = certainty(measure, np.array([threshold], dtype=np.float32))[0]
+    least = certainty(measure, np.float32(threshold))
     return np.asarray(certainty(measure, values_N) >= least)
 
 
