@@ -37,6 +37,8 @@ X, y = make_blobs(600, 16, centers=5, cluster_std=4.0, random_state=0)
 X[300:] += 2.0
 y[300:] = -1
 model = CVPClassifier(pretrain_steps=100, cycles=5, cycle_steps=10, random_state=0)
+if "pseudo_labels" in model.get_params():  # trees without it label by the classifier
+    model.set_params(pseudo_labels="argmax")
 probabilities = model.fit(X.astype(np.float32), y).predict_proba(X.astype(np.float32))
 save_file({"probabilities": np.ascontiguousarray(probabilities)}, sys.argv[1])
 """
