@@ -92,6 +92,19 @@ def test_the_interval_covers_the_truth(accuracy_H: tuple[float, ...], labels: in
     assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.94
 
 
+@pytest.mark.parametrize("labels", [300, 400, 500])
+def test_the_interval_covers_the_truth_if_most_images_have_labels(labels: int) -> None:
+    """Few values of the estimate are then left, and the interval is hardly wider than their steps."""
+    size_H = np.full(STRATA, 120)
+    right_H = np.array([41, 60, 72, 88, 102])
+    rng = np.random.default_rng(0)
+    draws = rng.hypergeometric(right_H, size_H - right_H, labels // STRATA, size=(4000, STRATA))
+    drawn_H = np.full(STRATA, labels // STRATA)
+    found = [intervals.stratified(draw_H, drawn_H, size_H) for draw_H in draws]
+    truth = right_H.sum() / size_H.sum()
+    assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.948
+
+
 def test_half_the_width_takes_about_four_times_the_labels() -> None:
     drawn_H, size_H = np.full(STRATA, 20), np.full(STRATA, 10**6)
     right_H = np.array([10, 12, 14, 16, 18])

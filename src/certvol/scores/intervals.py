@@ -94,7 +94,9 @@ def stratified(
     if math.isinf(effective):  # every image has a label
         return Interval(share, share, share)
     _, low, high = clopper_pearson(share * effective, effective, confidence)
-    return Interval(share, low, high)
+    # That interval is for shares in steps of 1 / effective; labels come in larger ones.
+    step = max(0.0, 1 / drawn_H.sum() - 1 / effective) / 2
+    return Interval(share, max(0.0, low - step), min(1.0, high + step))
 
 
 def _joined(right_H: Counts, drawn_H: Counts, size_H: Counts) -> tuple[Counts, Counts, Counts]:
