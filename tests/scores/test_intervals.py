@@ -94,7 +94,7 @@ def test_the_interval_covers_the_truth(accuracy_H: tuple[float, ...], labels: in
 
 @pytest.mark.parametrize("labels", [300, 400, 500])
 def test_the_interval_covers_the_truth_if_most_images_have_labels(labels: int) -> None:
-    """Few values of the estimate are then left, and the interval is hardly wider than their steps."""
+    """The interval is then hardly wider than the steps between two estimates."""
     size_H = np.full(STRATA, 120)
     right_H = np.array([41, 60, 72, 88, 102])
     rng = np.random.default_rng(0)

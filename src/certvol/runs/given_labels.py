@@ -75,9 +75,7 @@ def keep_trained(run: RunFolder, start: str | None) -> None:
     """
     if not run.writes or run.trained.exists():
         return
-    paths = set() if start is None else trained_on(RunFolder(start))
-    if run.labels.exists():
-        paths |= {each.path for each in read_review(run.labels) if trains(each)}
+    paths = trained_on(run) | (set() if start is None else trained_on(RunFolder(start)))
     if paths:
         data = csv_text(("path",), ([path] for path in sorted(paths)))
         write_atomically(run.trained, data.encode("utf-8", "surrogateescape"))
@@ -85,12 +83,15 @@ def keep_trained(run: RunFolder, start: str | None) -> None:
 
 def trained_on(run: RunFolder) -> set[str]:
     """Return the paths of the target images whose answers trained the run's model."""
-    if not run.trained.exists():
-        return set()
-    try:
-        return set(read_column(run.trained, "path"))
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise UserError(f"the table {run.trained} is damaged: {error}") from None
+    found: set[str] = set()
+    if run.labels.exists():
+        found |= {each.path for each in read_review(run.labels) if trains(each)}
+    if run.trained.exists():
+        try:
+            found |= set(read_column(run.trained, "path"))
+        except (OSError, ValueError, KeyError, csv.Error) as error:
+            raise UserError(f"the table {run.trained} is damaged: {error}") from None
+    return found
 
 
 def read_given(
