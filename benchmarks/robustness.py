@@ -135,8 +135,16 @@ def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
             "adapted": figures["adapted"]["accuracy"],
             "delivered": run.delivery.model,
             "why": run.delivery.why,
+            "scores": first_and_last_scores(run.path),
         }
     return line
+
+
+def first_and_last_scores(run: Path) -> list[dict[str, Any]]:
+    """Return the label-free scores of the pretrained model and of the last cycle."""
+    place = run / "cycles" / "scores.jsonl"
+    lines = place.read_text().splitlines() if place.exists() else []
+    return [json.loads(lines[0]), json.loads(lines[-1])] if lines else []
 
 
 def write_shares(labels: Labels, path: Path) -> None:

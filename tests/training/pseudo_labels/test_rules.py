@@ -123,6 +123,22 @@ def test_the_classifier_has_more_of_a_say_the_fewer_classes_are_in_use(
     assert int(found_N[-1]) == expected
 
 
+@pytest.mark.parametrize(("in_use", "expected"), [(8, 1), (2, 0)])
+def test_large_clusters_attract_more_the_fewer_classes_are_in_use(
+    in_use: int, expected: int
+) -> None:
+    """An image is closer to the small cluster of class 1; the classifier cannot decide."""
+    sizes = torch.tensor([40, 8] if in_use == 2 else [40] * 8)
+    labels_N = torch.arange(in_use).repeat_interleave(sizes)
+    opinion_NC = 0.93 * F.one_hot(labels_N, 8) + 0.01
+    between_1C = torch.tensor([[0.47, 0.47, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01]])
+    unit_1D = F.normalize(torch.tensor([[0.95, 1.0, 0, 0, 0, 0, 0, 0]]), dim=1)
+    units_ND = torch.cat([torch.eye(8)[labels_N], unit_1D])
+    found_N = anchored_clusters(units_ND, torch.cat([opinion_NC, between_1C]), Rule.Config())
+    assert found_N[:-1].tolist() == labels_N.tolist()
+    assert int(found_N[-1]) == expected
+
+
 def test_without_dropping_and_votes_clustering_is_plain_kmeans() -> None:
     """Against a naive loop that starts from the same labels."""
     survey, _ = make_survey([20] * 5, noise=1.0)

@@ -3,7 +3,8 @@
 1. Compare images in a space in which the source's classes are round (`_space`).
 2. Smooth the classifier's probabilities over neighbours (`_graph.smooth`).
 3. Start a cluster at the mean of each class still in use, and run spherical k-means. The
-   classifier keeps a vote in every assignment, so a cluster cannot drift to another class.
+   classifier keeps a vote in every assignment, so a cluster cannot drift to another class. If few
+   classes are in use, large clusters attract more images: plain k-means prefers equal sizes.
 4. Drop clusters that are left with few images, and assign those again. This is what makes the rule
    safe when the target lacks classes: plain k-means would give each absent class a cluster.
 """
@@ -63,10 +64,13 @@ def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config)
     if not in_use_C.any():
         in_use_C = sizes_C == sizes_C.max()
     vote_NC = vote * opinion_NC.clamp(min=MIN_PROBABILITY).log()
+    attraction = vote - config.vote  # 0 if all classes are in use
     shares_NC = opinion_NC * in_use_C
     centres_CD = F.normalize(shares_NC.T @ units_ND, dim=1)
     for _ in range(config.rounds):
-        before_N, score_NC = labels_N, units_ND @ centres_CD.T + vote_NC
+        shares_C = (sizes_C + 1) / (count + num_classes)
+        before_N = labels_N
+        score_NC = units_ND @ centres_CD.T + vote_NC + attraction * shares_C.log()
         labels_N = score_NC.masked_fill(~in_use_C, -torch.inf).argmax(dim=1)
         sizes_C = torch.bincount(labels_N, minlength=num_classes)
         large_C = in_use_C & (sizes_C > few)
