@@ -6,9 +6,13 @@ from typing import Any
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
+from certvol.progress import Reporter
 from certvol.runs.checkpoint import DAMAGE, read_about
 from certvol.runs.folder import RunFolder
 from certvol.settings import ModelConfig, absolute_path, read_settings_file
+
+# Another seed or share would hold out images that have trained the model.
+KEPT = ("method.name", "model.norm", "training.pretrain_steps", "training.seed", "data.holdout")
 
 
 def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
         "data.target_labels": None,
         "data.label_kinds": "chosen",
     }
-    for name in ("method.name", "model.norm", "training.pretrain_steps", "training.seed"):
+    for name in KEPT:
         if name in given and str(given[name]) != str(settings.get(name)):
             raise UserError(
                 f"`{name}` stays {settings.get(name)} when a run continues from {shown}; leave it "
@@ -57,6 +61,17 @@ def start_weights(run: RunFolder, model: ModelConfig, classes: list[str]) -> Pat
             "the source that it was trained on"
         )
     return place
+
+
+def check_source(start: str, fingerprint: str, reporter: Reporter) -> None:
+    """Warn if the source is not the one that trained the run that another starts from."""
+    known = RunFolder(start).checkpoints.newest_facts().get("fingerprints")
+    before = known.get("source") if isinstance(known, dict) else None
+    if before not in (None, fingerprint):
+        reporter.warn(
+            f"the source is not the one that trained {printable(start)}: images that are held out "
+            "now may have trained its model, so what is measured on them may look too good"
+        )
 
 
 def _about(weights: Path) -> dict[str, Any]:

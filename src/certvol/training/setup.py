@@ -41,7 +41,7 @@ from certvol.predict.model import Model, create_method
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.randomness import torch_generator
 from certvol.runs.checkpoint import read_tensors, write_tensors
-from certvol.runs.continued import start_weights
+from certvol.runs.continued import check_source, start_weights
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import keep_trained, read_given
 from certvol.runs.kept_warnings import KeptWarnings
@@ -119,6 +119,7 @@ class Job:
         start = start_weights(run, config.model, self.source.classes)
         if start is not None:
             load_weights(self.method, read_tensors(start), str(start))
+            check_source(str(config.model.start), self.source.fingerprint, self.reporter)
         if config.training.teacher > 0 and self.method.teacher is None:
             self.method.teacher = Teacher(self.method, self.method.network, config.training.teacher)
         elif config.training.teacher > 0:
