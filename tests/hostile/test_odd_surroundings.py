@@ -48,6 +48,24 @@ def test_a_home_folder_of_nobody_is_refused(
     assert "not a user's home folder" in sentence
 
 
+def test_a_user_without_a_home_folder_is_told_what_to_set(
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    words = adapt_words(*folders, tmp_path / "run")
+    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert run(words) == 0  # without a key, the run is one of nobody
+    monkeypatch.delenv("CERTVOL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert "CERTVOL_CACHE" in refused(capsys, *adapt_words(*folders, tmp_path / "two"))
+
+
 def test_files_dated_after_2262_are_listed(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(b"x")
