@@ -105,7 +105,6 @@ def plan(
 def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
     """Train on a part of the task, and return the line of results."""
     import certvol
-    from certvol.settings import flatten
 
     part = cell.task.part(cell.condition, cell.seed)
     line: dict[str, Any] = {"key": cell.key, "settings": dict(cell.settings)}
@@ -118,12 +117,8 @@ def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
             shares = place / "shares.csv"
             write_shares(cell.task.target.labels()[part.target], shares)
             given = {**given, "data.target_prior": str(shares)}
-        nested: dict[str, dict[str, Any]] = {}
-        for name, value in flatten(given, "settings").items():
-            section, _, setting = name.partition(".")
-            nested.setdefault(section, {})[setting] = value
         started = time.process_time()
-        run = certvol.adapt(source, target, out=place / "run", preset=preset, **nested)
+        run = certvol.adapt(source, target, out=place / "run", preset=preset, **given)
         line["cpu_seconds"] = round(time.process_time() - started, 2)
         figures = run.metrics
         if figures is None:  # some images are of unknown classes

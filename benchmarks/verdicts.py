@@ -66,7 +66,6 @@ def run_cell(cell: Cell, work: Path, out: Path) -> dict[str, Any]:
     from certvol import api
     from certvol.predict import measure
     from certvol.predict.outcome import Outcome, Target, run_target
-    from certvol.settings import flatten
 
     part = cell.task.part(cell.condition, cell.seed)
     kept: list[tuple[Target, list[str], Outcome]] = []
@@ -81,16 +80,12 @@ def run_cell(cell: Cell, work: Path, out: Path) -> dict[str, Any]:
         source = cell.task.source.write(part.source, place / "source")
         target = cell.task.target.write(part.target, place / "target")
         preset, given = settings_of(cell)
-        nested: dict[str, dict[str, Any]] = {}
-        for name, value in flatten(given, "settings").items():
-            section, _, setting = name.partition(".")
-            nested.setdefault(section, {})[setting] = value
         started = time.process_time()
         with (
             mock.patch.object(api, "run_target", recording),
             mock.patch.object(measure, "oscillation_is_cheap", return_value=False),
         ):
-            run = certvol.adapt(source, target, out=place / "run", preset=preset, **nested)
+            run = certvol.adapt(source, target, out=place / "run", preset=preset, **given)
         seconds = round(time.process_time() - started, 2)
         truth = _truth(cell, part, target)
     images, classes, outcome = kept[0]
