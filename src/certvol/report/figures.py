@@ -23,6 +23,7 @@ from certvol.report.charts import (
 from certvol.report.records import MEASURES, Record, number, numbers, section
 from certvol.scores import uncertainty
 
+LEAST_COVERAGE = 0.05  # of the curves of errors
 _LOSSES = {"loss": "total", "ce": "cross-entropy", "samples_ce": "cross-entropy of the samples"}
 _NOT_LOSSES = {"phase", "cycle", "step", "lr", "sigma_source", "sigma_target"}
 
@@ -36,8 +37,11 @@ def measure_title(name: str) -> str:
 
 def risk_line(record: Record, measure: str, name: str, role: str) -> Line:
     curve = section(record.evaluation, "risk_coverage", measure)
-    coverage, risk = numbers(curve.get("coverage")), numbers(curve.get("risk"))
-    return line(name, role, zip(coverage, risk, strict=False))
+    pairs = zip(numbers(curve.get("coverage")), numbers(curve.get("risk")), strict=False)
+    # Among the first few images one error is a large share, which would set the scale of the chart.
+    return line(
+        name, role, [(share, risk) for share, risk in pairs if (share or 0) >= LEAST_COVERAGE]
+    )
 
 
 def risk_chart(lines: list[Line], caption: str) -> Lines:

@@ -36,7 +36,7 @@ def summary(record: Record) -> dict[str, Any]:
         "why": delivered.get("why", ""),
         "norm": delivered.get("norm", ""),
         "images": len(record.images.paths) if record.images is not None else 0,
-        "backbone": settings.get("model.backbone", "unknown"),
+        "backbone": _backbone(str(settings.get("model.backbone", "unknown"))),
         "device": _device(section(record.environment, "device")),
         "duration": "" if record.seconds is None else duration(record.seconds),
         "source": _source_names(settings),
@@ -167,6 +167,11 @@ def _score(value: Any) -> str:
 
 def _before(settings: Mapping[str, Any]) -> str:
     return "Before adaptation" if settings.get("model.start") is None else "Starting model"
+
+
+def _backbone(name: str) -> str:
+    dim = name.removeprefix("features-")
+    return f"features of {dim} dimensions" if dim != name else name
 
 
 def _device(found: Mapping[str, Any]) -> str:
