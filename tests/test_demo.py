@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from certvol.api import resolve_settings
 from certvol.cli._main import run
+from certvol.demo import SETTINGS, _begun
+from certvol.training.setup import with_trained_part
 from support.commands import refused
 
 
@@ -76,6 +79,29 @@ def test_the_demo_leaves_a_users_data_folder_alone(
     mine.write_bytes(b"mine")
     assert "move it away" in refused(capsys, "demo", "--out", str(tmp_path))
     assert mine.read_bytes() == b"mine"
+
+
+def test_the_demo_does_not_replace_a_summary_of_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text("mine")
+    assert "no demo wrote" in refused(capsys, "demo", "--out", str(tmp_path))
+    assert (tmp_path / "summary.json").read_text() == "mine"
+
+
+def test_other_settings_do_not_show_the_results_of_earlier_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {**SETTINGS, "method.name": "cvp", "training.seed": 0}
+    config = with_trained_part(resolve_settings("quick", settings=given))
+    (tmp_path / "cvp").mkdir()
+    (tmp_path / "cvp" / "config.yaml").write_text(config.to_yaml())
+    assert _begun(tmp_path / "cvp", given)
+    words = ["demo", "--out", str(tmp_path), "--methods", "cvp"]
+    sentence = refused(capsys, *words, "--training.cycles", "2")
+    assert "was made with `training.cycles` 60, now it is 2" in sentence
+    assert "seed 0, not 1" in refused(capsys, *words, "--seed", "1")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.slow

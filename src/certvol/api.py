@@ -124,7 +124,7 @@ def adapt(
         of_sources = {"data.source": str(first), "data.more_sources": joined(more)}
     given = {**flatten(settings, "settings"), **of_sources, **given}
     resolved = resolve_settings(preset, config, given, from_run)
-    resolved = _with_absolute_paths(resolved)
+    resolved = with_absolute_paths(resolved)
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
             raise UserError(
@@ -241,7 +241,9 @@ def _held_out(job: Job) -> HeldOut:
     return HeldOut(images_S, labels[images_S])
 
 
-def _with_absolute_paths(config: Config) -> Config:
+def with_absolute_paths(config: Config) -> Config:
+    """Make the paths among the settings absolute, so that a run can be resumed from anywhere."""
+
     def absolute(section: Any, *names: str) -> Any:
         return replace(section, **{name: absolute_path(getattr(section, name)) for name in names})
 

@@ -44,6 +44,17 @@ def test_a_run_and_another_suite_are_refused(tmp_path: Path) -> None:
         check_folder(tmp_path, "digits", None)
 
 
+@pytest.mark.parametrize("name", ["results.csv", "table.md", "settings"])
+def test_a_folder_with_files_of_the_user_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("does not matter")
+    check_folder(tmp_path, "digits", None)
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"holds {name}, which no benchmark wrote"):
+        check_folder(tmp_path, "digits", None)
+    _about(tmp_path, "digits", None)
+    check_folder(tmp_path, "digits", None)
+
+
 def test_another_data_root_is_refused_but_links_and_moves_are_not(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()

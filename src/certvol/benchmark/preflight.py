@@ -20,6 +20,9 @@ WITHOUT_EFFECT = frozenset(
     "training.checkpoint_previous training.compile training.record model.hub guard.keep".split()
 )
 
+# What a benchmark writes into its folder after `benchmark.json`.
+WRITTEN = "results.csv table.md table.tex table.csv attempts.jsonl settings figures".split()
+
 
 def check_options(options: BenchmarkOptions) -> None:
     if not options.seeds or min(options.seeds) < 0:
@@ -44,6 +47,11 @@ def check_folder(out: Path, suite: str, root: Path | None) -> None:
         before = json.loads((out / "benchmark.json").read_text(encoding="utf-8"))
         earlier_suite, earlier_root = before["suite"], before.get("data")
     except FileNotFoundError:
+        foreign = next((name for name in WRITTEN if (out / name).exists()), None)
+        if foreign is not None:
+            raise UserError(
+                f"{out} holds {foreign}, which no benchmark wrote; give another folder as --out"
+            ) from None
         return
     except OSError as error:
         raise UserError(f"cannot use {out} for the benchmark: {error.strerror}") from None
