@@ -39,6 +39,12 @@ def annotated(tasks: list[dict[str, Any]], words: list[str | None]) -> list[dict
     return tasks
 
 
+def test_a_run_with_two_images_of_one_path_is_refused(tmp_path: Path) -> None:
+    made = made_for_review(tmp_path, 4, names=["a.png", "b.png", "a.png", "c.png"])
+    with pytest.raises(UserError, match=r"two target images have the path a\.png"):
+        open_target(made.path)
+
+
 def test_tasks_come_back_with_their_kinds(target: ReviewTarget, tmp_path: Path) -> None:
     items = target.queue(16)
     places = export(target, items, tmp_path / "tasks.json")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from certvol.errors import UserError
-from certvol.runs.review_labels import Review, parse_review, read_review
+from certvol.runs.review_labels import Review, parse_review, read_review, rows_by_path
 
 HEAD = "path,label,answer,kind\n"
 CLASSES = ["Mug", "=Bike", "a,b"]
@@ -77,3 +77,9 @@ def test_a_file_that_is_missing_or_not_text_is_a_users_mistake(tmp_path: Path) -
     (tmp_path / "review.csv").write_bytes(b"path,label\n\xff\xfe,x\n")
     with pytest.raises(UserError, match="not UTF-8"):
         read_review(tmp_path / "review.csv")
+
+
+def test_two_images_of_one_path_cannot_be_labelled() -> None:
+    assert rows_by_path(["a.png", "=b.png"]) == {"a.png": 0, "./=b.png": 1}
+    with pytest.raises(UserError, match=r"two target images have the path \./=b\.png"):
+        rows_by_path(["=b.png", "a.png", "./=b.png"])

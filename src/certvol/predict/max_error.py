@@ -19,7 +19,7 @@ from certvol.predict.forward import certainty
 from certvol.progress import percent
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
-from certvol.runs.review_labels import Review, clean_path, read_review
+from certvol.runs.review_labels import Review, read_review, rows_by_path
 from certvol.runs.tables import label_cell, read_column
 from certvol.scores import intervals
 from certvol.scores.intervals import RiskThreshold
@@ -63,7 +63,7 @@ def judge(
 
     Other paths are left out, and so are the images that the run `trained` on.
     """
-    row_of = {clean_path(path): row for row, path in enumerate(paths)}
+    row_of = rows_by_path(paths)
     known = [each for each in reviews if each.kind == "random" and each.path in row_of]
     known = [each for each in known if each.path not in trained]
     rows = [row_of[each.path] for each in known]

@@ -107,6 +107,18 @@ def clean_path(cell: str) -> str:
     return path_cell(cell.removeprefix("./"))
 
 
+def rows_by_path(paths: Sequence[str]) -> dict[str, int]:
+    """Return the row of each target image by its path; UserError if two have the same path."""
+    rows: dict[str, int] = {}
+    for row, path in enumerate(map(clean_path, paths)):
+        if rows.setdefault(path, row) != row:
+            raise UserError(
+                f"two target images have the path {printable(path)}, and labels are given by path; "
+                "make a file of features whose `paths` differ"
+            )
+    return rows
+
+
 def review_cells(review: Review) -> tuple[str, str, str, str]:
     """Return the cells of an answer's row, in the order of `COLUMNS`."""
     return review.path, label_cell(review.label or ""), review.answer, review.kind
