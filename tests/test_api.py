@@ -178,13 +178,9 @@ def test_a_run_leaves_the_callers_random_numbers_alone(run: certvol.Run, tmp_pat
 
 def test_a_method_may_be_given_by_its_name(run: certvol.Run, tmp_path: Path) -> None:
     source, target = (run.path.parent / name for name in ("source", "target"))
-    again = certvol.adapt(
-        source,
-        target,
-        out=tmp_path / "run",
-        method="basic",
-        **tiny(method__name="basic") | {"training.cycles": 1},
-    )
+    settings = tiny(method__name="basic", training__cycles=1)
+    settings["method"] = settings.pop("method.name")
+    again = certvol.adapt(source, target, out=tmp_path / "run", **settings)
     assert again.model().config.method_name == "basic"
     with pytest.raises(UserError, match="cvpp"):
         certvol.adapt(source, target, out=tmp_path / "other", method="cvpp")

@@ -178,6 +178,21 @@ def test_signs_of_collapse(changed: dict[str, float | None], signs: int) -> None
     assert len(validators.signs_of_collapse(_scores(**changed), _scores(), 0.6, 0.75)) == signs
 
 
+@pytest.mark.parametrize(
+    ("agree", "information", "defended"),
+    [(0.4, 0.9, False), (0.4, 1.1, True), (0.6, 0.9, True), (None, 0.9, True), (0.4, None, True)],
+)
+def test_most_predictions_may_change_only_if_they_say_more(
+    agree: float | None, information: float | None, defended: bool
+) -> None:
+    scores = _scores(agreement_with_pretrained=agree, mutual_information=information)
+    found = validators.unfounded_change(scores, _scores())
+    assert (found is None) == defended
+    if found is not None:
+        assert "60 % of the predictions changed" in found
+        assert "from 1.00 to 0.90" in found
+
+
 def _trial(
     entropy: float | None, information: float = 1.0, classes: float = 5.0
 ) -> validators.Scores | None:

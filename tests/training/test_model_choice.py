@@ -77,6 +77,16 @@ def test_a_collapsed_cycle_is_never_the_best_and_patience_counts_them() -> None:
     assert not choice.has_collapsed
 
 
+def test_an_unfounded_change_counts_at_the_end_and_not_for_a_fitted_model() -> None:
+    choice = _choice("last", mutual_information=1.0)
+    worse = _scores(mutual_information=0.5, agreement_with_pretrained=0.3)
+    assert choice.note_cycle(1, worse, ONE) == ["mutual_information"]
+    assert choice.signs_of_collapse() == choice.final_signs(fitted=True) == []
+    assert "70 % of the predictions changed" in choice.final_signs(fitted=False)[0]
+    choice.note_cycle(2, {**worse, "classes_in_use": 1.0}, ONE)
+    assert choice.final_signs(fitted=False) == choice.signs_of_collapse()
+
+
 @pytest.mark.parametrize(
     ("select", "collapse", "healthy", "model", "validator"),
     [

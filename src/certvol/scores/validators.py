@@ -194,6 +194,22 @@ def signs_of_collapse(
     return signs
 
 
+def unfounded_change(scores: Scores, pretrained: Scores) -> str | None:
+    """Describe a change of most predictions that cannot be defended; None if it can.
+
+    After a large domain shift, adaptation may rightly change most predictions. They then say more
+    about the images than before. If they say less, the pretrained model is the safer one.
+    """
+    agree = scores.get("agreement_with_pretrained")
+    now, before = scores.get("mutual_information"), pretrained.get("mutual_information")
+    if agree is None or now is None or before is None or agree >= 0.5 or now >= before:
+        return None
+    return (
+        f"{percent(1 - agree, 0)} % of the predictions changed, and their mutual information with "
+        f"the images fell from {before:.2f} to {now:.2f}"
+    )
+
+
 def spreading_warning(scores: Scores, pretrained: Scores) -> str | None:
     """Warn if predictions use far more classes than the pretrained model's did.
 

@@ -38,6 +38,7 @@ from certvol.scores.validators import (
     agreement,
     label_free_scores,
     signs_of_collapse,
+    unfounded_change,
 )
 from certvol.settings import Config, GuardConfig
 
@@ -213,6 +214,16 @@ class ModelChoice:
         """Return the signs of collapse in the newest cycle, in words."""
         config = self.config
         return signs_of_collapse(self.last, self.pretrained, config.spread, config.source_accuracy)
+
+    def final_signs(self, fitted: bool) -> list[str]:
+        """Return the signs against the model of the last cycle.
+
+        A model `fitted` in closed form may replace a classifier that was near chance, whose
+        predictions are no standard for it.
+        """
+        signs = self.signs_of_collapse()
+        change = None if fitted else unfounded_change(self.last, self.pretrained)
+        return signs or ([] if change is None else [change])
 
     @property
     def has_collapsed(self) -> bool:

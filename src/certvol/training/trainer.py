@@ -155,7 +155,7 @@ class Trainer:
                 self.adapt(self.settings.cycles * self.method.stages)
             if self.config.guard.action != "warn":
                 # This is the last cycle, so there is nothing to wait for.
-                self.position.collapse = self.choice.signs_of_collapse()
+                self.position.collapse = self.choice.final_signs(self.method.closed_form)
             self.position.phase = "done"
             self.save()
 
