@@ -200,12 +200,16 @@ def test_a_folder_inside_images_is_refused_through_links_too(made: Path) -> None
     assert sorted(path.name for path in (made / "images").rglob("*")) == ["cat"]
 
 
+@pytest.mark.parametrize("setting", ["target", "more_sources", None])
 def test_figures_of_a_report_are_not_written_among_images(
-    made: Path, capsys: pytest.CaptureFixture[str]
+    setting: str | None, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (made / "images").mkdir()
-    (made / "run" / "config.yaml").write_text(f"data:\n  target: {made / 'images'}\n")
+    value = f"{made / 'other'}{os.pathsep}{made / 'images'}" if setting == "more_sources" else ""
+    content = f"data:\n  {setting}: {value or made / 'images'}\n" if setting else "data:\n"
+    (made / "run" / "config.yaml").write_text(content)
+    words = [] if setting else ["--target", str(made / "images")]
     page = str(made / "images" / "page.html")
-    assert run(["report", str(made / "run"), "--out", page, "--figures"]) == 2
+    assert run(["report", str(made / "run"), "--out", page, "--figures", *words]) == 2
     assert "would be read as images" in capsys.readouterr().err
     assert not list((made / "images").iterdir())

@@ -24,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.cli._console import printable
+    from certvol.data.sources import SEPARATOR
     from certvol.report import page
     from certvol.report import paper_figures as papers
     from certvol.report.records import read_record
@@ -42,7 +43,12 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.figures:
         page_folder = records[0].path if options.out is None else Path(options.out).parent
         images = [each.settings.get(f"data.{name}") for each in records for name in DOMAINS]
-        check_outside(page_folder / "figures", [each for each in images if isinstance(each, str)])
+        more = [each.settings.get("data.more_sources") for each in records]
+        images += [
+            place for each in more if isinstance(each, str) for place in each.split(SEPARATOR)
+        ]
+        places = [options.target, *(each for each in images if isinstance(each, str))]
+        check_outside(page_folder / "figures", places)
     if several:
         place = page.write_comparison(records, options.out)
     else:
