@@ -167,3 +167,28 @@ def test_only_the_most_and_least_certain_of_very_many_images_have_thumbnails(
     pictures = page.data["gallery"]["pictures"]
     assert (pictures["skipFrom"], pictures["skipped"], len(pictures["shapes"])) == (10, 30, 20)
     assert "Only the 10 most and the 10 least certain of 50 images have thumbnails" in page.words
+
+
+def test_the_verdict_comes_first_with_its_facts_and_says_which_labels_it_used(
+    tmp_path: Path,
+) -> None:
+    made = make_run(tmp_path, labelled=False)
+    found = {
+        "verdict": "look first",
+        "reasons": ["an estimated 71 % of the predictions are correct"],
+        "images": 60,
+        "source": {"images": 20, "before": 0.9, "after": 0.85},
+        "changed": {"images": 6, "share": 0.1},
+        "accuracy": {"estimate": 0.71, "usual_error": 0.08, "labels": 0},
+    }
+    (made.path / "verdict.json").write_text(json.dumps(found))
+    words = _page(made).words
+    assert "Overview Look first an estimated 71 %" in words
+    assert "The verdict uses no labels of the target." in words
+    assert "Estimated accuracy 71 %, usually within 8 points" in words
+    assert "Held-out source images 90.0 % of 20 correct before adaptation, 85.0 % after" in words
+    found["accuracy"] = {"estimate": 0.92, "usual_error": 0.08, "labels": 100}
+    (made.path / "verdict.json").write_text(json.dumps(found))
+    words = _page(made).words
+    assert "The verdict uses 100 reviewed labels of the target." in words
+    assert "Estimated accuracy 92 % Held-out" in words
