@@ -37,7 +37,8 @@ def test_coverage_rejects_the_least_certain(
     finished: Path, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "p.csv"
-    words = ["predict", str(finished), str(folders[1]), "--out", str(out), "--coverage"]
+    words = ["predict", str(finished), str(folders[1]), "--out", str(out)]
+    words += ["--measure", "sigma", "--coverage"]
     assert run([*words, "0.75"]) == 0
     rows = rows_of(out)
     accepted = [float(row["sigma"]) for row in rows if row["accepted"] == "true"]

@@ -228,20 +228,17 @@ def test_open_set_by_hand() -> None:
     assert found == {
         "images": 2,
         "auroc": {"probability": 7 / 8, "entropy": 7 / 8},
-        "recommended": "probability",
         "fpr_at_95_tpr": {"probability": 0.5, "entropy": 0.5},
     }
 
 
 def test_another_measure_is_recommended_only_if_it_is_clearly_better() -> None:
-    right_N = np.arange(100) < 60
-
-    def choice(sigma: float | None, entropy: float) -> str:
-        return measuring.recommended({"entropy": entropy, "sigma": sigma}, right_N)
+    def choice(sigma: float | None, entropy: float, usual: str = "sigma") -> str:
+        return measuring.recommended({"entropy": entropy, "sigma": sigma}, 60, 40, usual)
 
     spread = metrics.auroc_spread(0.9, 60, 40)
     assert choice(0.9 - 1.1 * spread, 0.9) == "entropy"
     assert choice(0.9 - 0.9 * spread, 0.9) == "sigma"
     assert choice(0.9, 0.5) == choice(None, 0.9) == "sigma"
-    assert measuring.recommended({"entropy": 0.9, "probability": 0.6}, right_N) == "entropy"
-    assert measuring.recommended({"entropy": None, "probability": None}, right_N) == "probability"
+    assert choice(0.9, 0.5, "entropy") == "sigma"
+    assert choice(0.5, 0.9, "entropy") == "entropy"

@@ -66,12 +66,11 @@ def test_a_chosen_measure_is_a_column(root: Path, tmp_path: Path) -> None:
             assert float(row[name]) == pytest.approx(float(expected[name]), abs=1e-4)
 
 
-def test_auto_is_the_measure_that_is_used_without_a_choice() -> None:
-    for has_sigma in (True, False):
-        chosen = rejection.choose_measure("auto", has_sigma)
-        assert chosen == rejection.choose_measure(None, has_sigma)
-        assert chosen in LABEL_FREE
-        assert has_sigma or chosen != "sigma"
+@pytest.mark.parametrize("name", [None, "auto"])
+def test_the_usual_measure_depends_on_the_backbone(name: str | None) -> None:
+    assert rejection.choose_measure(name, True, True) == "sigma"
+    for has_sigma, frozen in ((True, False), (False, True), (False, False)):
+        assert rejection.choose_measure(name, has_sigma, frozen) == "probability"
 
 
 def test_a_method_without_sigma_rejects_by_probability(
@@ -138,7 +137,7 @@ def test_rejected_images_lie_in_order_of_certainty(
 ) -> None:
     out, folder = tmp_path / "p.csv", tmp_path / "look" / "here"
     words = ["predict", str(root / "run"), str(root / "target"), "--out", str(out)]
-    words += ["--coverage", "0.75"]
+    words += ["--coverage", "0.75", "--measure", "sigma"]
     words += ["--rejected-dir", str(folder)]
     assert cli(words) == 0
     assert "9 rejected (sigma below" in capsys.readouterr().out

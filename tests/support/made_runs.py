@@ -114,7 +114,7 @@ def make_run(root: Path, **given: Any) -> MadeRun:
     settings = {
         "method": {"name": wanted.method, "num_samples": 16},
         "data": {"source": str(root / "source"), "target": str(target), "max_megapixels": 179.0},
-        "model": {"backbone": "small_cnn", "norm": "mixed"},
+        "model": {"backbone": "small_cnn", "norm": "mixed", "train": "head"},
         "training": {"cycles": 3, "seed": seed},
     }
     (path / "config.yaml").write_text(yaml.safe_dump(settings))

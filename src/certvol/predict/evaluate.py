@@ -34,6 +34,7 @@ from certvol.predict import measure as measuring
 from certvol.predict.forward import domain_at_start, run_batches
 from certvol.predict.model import PREDICT_BATCH, Model, load
 from certvol.progress import Reporter, Silent
+from certvol.scores.uncertainty import usual_measure
 
 Target = TargetImages | TargetFeatures
 
@@ -80,7 +81,8 @@ def evaluate(
     """Evaluate the pretrained and the delivered model on a labelled folder or file of features.
 
     Images of other classes than the run's are left out and counted as `other_classes`.
-    `predict/measure.py` lists the content of the result. `unknown` holds images of other classes,
+    `predict/measure.py` lists the content of the result; `recommended` is the measure to use: the
+    usual one, unless another is clearly better, for errors and (in `unknown`) for unknown classes. `unknown` holds images of other classes,
     and measures how well certainty separates them. `oscillation` also measures the oscillation of
     the decision boundary; for a method with its own head, `left_out` says why it is missing.
     """
@@ -127,6 +129,10 @@ def evaluate(
         "adapted": measuring.accuracy_figures(outputs.labels_N, true_N, classes),
         **measuring.certainty_figures(outputs, classes, true_N, figures),
     }
+    usual = usual_measure(model.has_sigma, model.frozen)
+    right = int((outputs.labels_N == true_N).sum())
+    wrong = len(true_N) - right
+    found["recommended"] = measuring.recommended(found["auroc"], right, wrong, usual)
     if known.others:
         found["other_classes"] = dict(known.others)
     if left_out:
@@ -135,7 +141,9 @@ def evaluate(
         foreign = measuring.measure(method, _test_batches(others, model), TARGET, settings)
         foreign.refuse_faulty(others.paths)
         foreign = foreign.at_temperature(model.temperature)
-        found["unknown"] = {"data": str(unknown), **measuring.open_set_figures(outputs, foreign)}
+        separation = measuring.open_set_figures(outputs, foreign)
+        best = measuring.recommended(separation["auroc"], len(true_N), separation["images"], usual)
+        found["unknown"] = {"data": str(unknown), **separation, "recommended": best}
     return found
 
 

@@ -22,11 +22,10 @@ no prediction is wrong). Keys in brackets are present with labels only.
     (accuracy_at_coverage)    measure -> coverage -> accuracy of that most certain share
     (ece, reliability)        calibration of the largest probability: error; bins of lower, upper,
                               images, confidence, accuracy
-    (recommended)             the measure to use: the usual one, unless another is clearly better
     (confusion)               classes, counts: a row per true class, a column per predicted class
     (oscillation)             if computed: total, floor, images, points
     (unknown)                 with --unknown: images; auroc, fpr_at_95_tpr: measure -> of separating
-                              known from unknown images; recommended
+                              known from unknown images
 """
 
 import math
@@ -179,11 +178,9 @@ def _labelled_figures(outputs: Outputs, classes: Sequence[str], true_N: Indices)
     by_coverage = {
         c: _each(metrics.accuracy_at_coverage, label_free, ~right_N, c) for c in COVERAGES
     }
-    auroc = _each(metrics.auroc, label_free, right_N)
     return {
         "accuracy": _number(right_N.mean()),
-        "auroc": auroc,
-        "recommended": recommended(auroc, right_N),
+        "auroc": _each(metrics.auroc, label_free, right_N),
         "risk_coverage": {
             name: _curve(values_N, ~right_N) for name, values_N in label_free.items()
         },
@@ -218,27 +215,25 @@ def open_set_figures(known: Outputs, unknown: Outputs) -> dict[str, Any]:
     both = {name: np.concatenate([known_by[name], unknown_by[name]]) for name in known_by}
     count = len(unknown.labels_N)
     is_known = np.repeat([True, False], [len(known.labels_N), count])
-    auroc = _each(metrics.auroc, both, is_known)
     return {
         "images": count,
-        "auroc": auroc,
-        "recommended": recommended(auroc, is_known),
+        "auroc": _each(metrics.auroc, both, is_known),
         "fpr_at_95_tpr": _each(metrics.fpr_at_tpr, both, is_known),
     }
 
 
-def recommended(auroc: Mapping[str, float | None], positive_N: NDArray[np.bool_]) -> str:
+def recommended(
+    auroc: Mapping[str, float | None], positives: int, negatives: int, usual: str
+) -> str:
     """Return the measure with the best AUROC, or the usual one unless it is clearly worse.
 
     Clearly means by more than the standard error of the best.
     """
-    usual = uncertainty.usual_measure("sigma" in auroc)
     known = {name: value for name, value in auroc.items() if value is not None}
     if usual not in known:
         return usual
     best = max(known, key=lambda name: known[name])
-    positives = int(positive_N.sum())
-    spread = metrics.auroc_spread(known[best], positives, len(positive_N) - positives)
+    spread = metrics.auroc_spread(known[best], positives, negatives)
     return best if known[best] - known[usual] > spread else usual
 
 

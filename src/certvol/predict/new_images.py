@@ -78,7 +78,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
         )
     which: Literal["model", "pretrained"] = "model" if options.use == "delivered" else "pretrained"
     model = load(options.run, options.device, which)
-    chosen = reject.choose_measure(options.measure, model.has_sigma)
+    chosen = reject.choose_measure(options.measure, model.has_sigma, model.frozen)
     threshold = options.min_certainty
     rule = None
     if options.coverage is not None or options.max_error is not None:

@@ -53,10 +53,10 @@ def check_options(
         )
 
 
-def choose_measure(name: str | None, has_sigma: bool) -> str:
-    """Return the named measure; the usual one for None or `auto`."""
+def choose_measure(name: str | None, has_sigma: bool, frozen: bool) -> str:
+    """Return the named measure; for None or `auto` the usual one, given the run's backbone."""
     if name is None or name == AUTO:
-        return usual_measure(has_sigma)
+        return usual_measure(has_sigma, frozen)
     if name not in LABEL_FREE:
         hint = nearest(name, [AUTO, *LABEL_FREE])
         raise UserError(

@@ -89,8 +89,9 @@ class Record:
 
     @property
     def certainty(self) -> str:
-        """The measure that orders the images: sigma, or the largest probability without one."""
-        return "sigma" if self.images and "sigma" in self.images.measures else "probability"
+        """The measure that orders the images."""
+        has_sigma = self.images is not None and "sigma" in self.images.measures
+        return uncertainty.usual_measure(has_sigma, self.settings.get("model.train") == "head")
 
 
 def read_record(path: str | Path) -> Record:

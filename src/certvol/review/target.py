@@ -12,7 +12,6 @@ from certvol.data.folders import printable, scan
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.predict.max_error import target_values
-from certvol.predict.reject import choose_measure
 from certvol.report.records import Features, Record, read_record
 from certvol.review.sampling import Item, random_order, strata, useful_order
 from certvol.runs.folder import RunFolder
@@ -94,7 +93,7 @@ def open_target(run: str | Path) -> ReviewTarget:
     if record.images is None:
         raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
     rows_by_path(record.images.paths)  # labels need a path of its own for each image
-    measure = choose_measure(None, "sigma" in record.images.measures)
+    measure = record.certainty
     values_N = target_values(folder.path, measure, "a review")
     return ReviewTarget(folder, record, measure, certainty(measure, values_N))
 
