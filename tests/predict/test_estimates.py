@@ -12,6 +12,9 @@ def _probabilities(count: int, classes: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(classes, 0.3), count).astype(np.float32)
 
 
+NO_CHANGE = _probabilities(300, 5, 1)
+
+
 def _evidence(held_out: int = 60) -> Evidence:
     source_SC = _probabilities(held_out, 5, 0)
     labels_S = source_SC.argmax(axis=1)
@@ -25,8 +28,23 @@ def test_the_estimate_is_the_mean_of_the_chosen_estimators() -> None:
     found = estimates(evidence)
     before_N, after_N = evidence.before_NC.argmax(axis=1), evidence.after_NC.argmax(axis=1)
     assert found["agreement"] == pytest.approx((before_N == after_N).mean())
-    chosen = [found["doc before"], found["second opinion"], found["agreement"]]
+    chosen = [found[name] for name in ("doc before", "second opinion", "agreement")]
     assert target_accuracy(found) == pytest.approx(np.mean([each for each in chosen if each]))
+    found["nearest means"] = 0.25
+    assert target_accuracy(found) == pytest.approx(np.mean([*chosen, 0.25]))
+
+
+def test_held_out_images_that_are_all_right_make_no_model_surer_of_the_target() -> None:
+    evidence = _evidence()
+    right_S = evidence.before_SC.argmax(axis=1)
+    sure = Evidence(right_S, evidence.before_SC, evidence.after_SC, evidence.before_NC, NO_CHANGE)
+    found = estimates(sure)
+    confidence = float(sure.before_NC.max(axis=1).mean())
+    assert found["confidence before"] == pytest.approx(confidence, abs=1e-6)
+    assert temperatures(sure, 0.5)[0] == 1.0
+    unsure = estimates(evidence)["confidence before"]
+    assert unsure is not None
+    assert unsure < confidence
 
 
 def test_estimates_that_need_held_out_images_are_none_without_them() -> None:

@@ -25,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-certainty", type=float, metavar="X", help=least)
     measure = (
         "measure of certainty: auto (the default: sigma if the backbone is frozen, else "
-        "probability), sigma, probability, entropy, logit (the largest), logit_diff (the two largest), mcd_mu or "
-        "mcd_sigma (MC-dropout)"
+        "probability), sigma, probability, entropy, logit (the largest), logit_diff (the two "
+        "largest), mcd_mu or mcd_sigma (MC-dropout)"
     )
     parser.add_argument("--measure", metavar="NAME", help=measure)
     use = "model to predict with: the one the run delivered, or the one before adaptation"

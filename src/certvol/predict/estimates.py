@@ -29,15 +29,20 @@ from certvol.scores.validators import agreement
 Values = NDArray[np.floating[Any]]
 EstimatesByName = dict[str, float | None]
 FEWEST_JUDGES = 10  # held-out source images
-SHOWN = ("doc before", "second opinion", "agreement")
+SHOWN = ("doc before", "second opinion", "agreement", "nearest means")
 
 
 class Calibrated:
-    """One model's outputs, calibrated on the held-out source images if there are enough."""
+    """One model's outputs, calibrated on the held-out source images if there are enough.
+
+    The temperature is 1 or more: on a target, a model is seldom surer than it says, and a few
+    source images that are all right would ask for any temperature towards 0.
+    """
 
     def __init__(self, source_SC: Values, labels_S: NDArray[np.int64], target_NC: Values) -> None:
         self.judged = len(source_SC) >= FEWEST_JUDGES
-        self.temperature = fitted_temperature(source_SC, labels_S) if self.judged else None
+        fitted = fitted_temperature(source_SC, labels_S) if self.judged else None
+        self.temperature = None if fitted is None else max(1.0, fitted)
         scale = self.temperature or 1.0
         self.target_NC = at_temperature(target_NC, scale)
         self.source_SC = at_temperature(source_SC, scale) if self.judged else source_SC

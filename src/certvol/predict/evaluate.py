@@ -81,10 +81,10 @@ def evaluate(
     """Evaluate the pretrained and the delivered model on a labelled folder or file of features.
 
     Images of other classes than the run's are left out and counted as `other_classes`.
-    `predict/measure.py` lists the content of the result; `recommended` is the measure to use: the
-    usual one, unless another is clearly better, for errors and (in `unknown`) for unknown classes. `unknown` holds images of other classes,
-    and measures how well certainty separates them. `oscillation` also measures the oscillation of
-    the decision boundary; for a method with its own head, `left_out` says why it is missing.
+    `predict/measure.py` lists the content of the result. `recommended` is the measure to use: the
+    usual one, unless another is clearly better. `unknown` holds images of other classes, and
+    measures how well certainty separates them. `oscillation` also measures the oscillation of the
+    decision boundary; for a method with its own head, `left_out` says why it is missing.
     """
     reporter = reporter or Silent()
     model = load(run, device)

@@ -38,7 +38,7 @@ from certvol.scores.validators import classes_in_use, pretraining_warning
 Word = Literal["use it", "look first", "do not use it"]
 WORDS: tuple[Word, ...] = ("use it", "look first", "do not use it")
 GOOD_ENOUGH, TOO_POOR = 0.8, 0.5  # estimated target accuracy
-USUAL_ERROR = 0.08  # of the estimate, see docs/results/verdict.md
+USUAL_ERROR = 0.11  # of the estimate, see docs/results/verdict.md
 MANY_CHANGED = 0.3  # of the predictions
 SPREADING = 1.3  # times as many classes in use as before
 HANDFUL = 30  # target images
