@@ -89,7 +89,9 @@ def test_a_team_of_one_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["cvp", "basic", "dann", "ufal", "self_ensembling"])
+@pytest.mark.parametrize(
+    "method", ["cvp", "basic", "dann", "ufal", "self_ensembling", "mdd", "adr", "renyi"]
+)
 def test_two_processes_give_the_weights_of_one(
     method: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -129,7 +131,7 @@ def test_two_processes_give_the_weights_of_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["can", "rsda_mstn"])
+@pytest.mark.parametrize("method", ["can", "rsda_mstn", "shot", "atdoc", "aad"])
 def test_two_processes_give_the_same_labels_of_the_whole_target(
     method: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -194,11 +196,11 @@ def wait_for_adaptation(run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["cvp", "mstn", "self_ensembling"])
+@pytest.mark.parametrize("method", ["cvp", "mstn", "self_ensembling", "simnet", "renyi", "mic"])
 def test_a_stopped_team_ends_with_the_same_bytes_whenever_it_saves(
     method: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The methods keep nothing beside their weights, centroids, and a teacher."""
+    """The methods keep nothing beside weights, centroids, prototypes, counts and a teacher."""
     settings = tiny(
         method__name=method,
         model__norm="per_domain",

@@ -122,6 +122,13 @@ def test_folders_of_one_object_each_are_no_domains(tmp_path: Path) -> None:
     assert find_domains(tmp_path) == []
 
 
+def test_classes_with_a_training_part_are_no_domains(tmp_path: Path) -> None:
+    for name in ("cup", "pen"):
+        for part in ("Train", "val"):
+            write_noise(tmp_path / name / part / "1.png", 1)
+    assert find_domains(tmp_path) == []
+
+
 def test_settings_hold_several_sources() -> None:
     config = with_sources(DataConfig(), ["/a", Path("/b c"), "/d"])
     assert (config.source, config.more_sources) == ("/a", "/b c:/d")

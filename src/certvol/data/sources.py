@@ -20,6 +20,7 @@ Place = str | os.PathLike[str]
 Indices = NDArray[np.int64]
 SEPARATOR = os.pathsep
 LEAST_DOMAINS = 2
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -50,14 +51,15 @@ def joined(places: Sequence[Place]) -> str | None:
 def find_domains(folder: Place) -> list[Path]:
     """Return the domains in a folder of domains; none if its folders are classes.
 
-    All domains have the same two class folders or more, and no images beside them. Folders of
-    classes that merely hold folders do not agree in their names.
+    All domains have the same two class folders or more, and no images beside them. Classes that
+    merely hold folders do not agree in their names, unless these are `train`, `test` and such.
     """
     domains = _folders_alone(Path(folder))
     found = None
     for domain in domains:
         names = {class_folder.name for class_folder in _folders_alone(domain)}
-        if len(names) < 2 or (found is not None and names != found):
+        splits = all(name.casefold() in SPLITS for name in names)
+        if splits or len(names) < 2 or (found is not None and names != found):
             return []
         found = names
     return domains if len(domains) >= LEAST_DOMAINS else []
