@@ -1,5 +1,8 @@
 """The Python API: adapt, load, predict."""
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +187,20 @@ def test_a_method_may_be_given_by_its_name(run: certvol.Run, tmp_path: Path) -> 
     assert again.model().config.method_name == "basic"
     with pytest.raises(UserError, match="cvpp"):
         certvol.adapt(source, target, out=tmp_path / "other", method="cvpp")
+
+
+def test_threads_that_predict_together_get_what_one_gets(run: certvol.Run) -> None:
+    model = certvol.load(run.path)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 12, 12, 3), dtype=np.uint8)
+    alone_NC = model.predict(pixels).probabilities
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda _: model.predict(pixels).probabilities, range(200)))
+    assert all(np.array_equal(found_NC, alone_NC) for found_NC in together)
+
+
+def test_a_model_can_be_copied_and_pickled(run: certvol.Run, files: list[Path]) -> None:
+    model = certvol.load(run.path)
+    expected_NC = model.predict(files).probabilities
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(twin.predict(files).probabilities, expected_NC)
+        assert twin._predicting.lock is not model._predicting.lock

@@ -1,6 +1,7 @@
 """A run's model, ready to predict."""
 
 import os
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -64,6 +65,16 @@ class Prediction:
     """Certainty; None for a method without one."""
 
 
+class _OneAtATime:
+    """A lock that copies of its owner do not share, and that can be pickled with it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type["_OneAtATime"], tuple[()]]:
+        return _OneAtATime, ()
+
+
 class Model:
     """A run's model. `classes` holds the names of its labels, in order."""
 
@@ -78,6 +89,8 @@ class Model:
         """Probabilities are softmax(logits / `temperature`)."""
         self.method, self.classes, self.config, self.device = method, classes, config, device
         self.temperature = temperature
+        self._predicting = _OneAtATime()
+        """A network notes whose rows it sees, so threads must not predict with it together."""
         self.run: Path | None = None
         """The run whose delivered model this is; None for its pretrained model."""
 
@@ -146,7 +159,8 @@ class Model:
         if isinstance(images, Tensor) and images.ndim == 2:
             self.check_features(images.shape[1], "the tensor")
             inputs = (_finite(rows).to(self.device) for rows in torch.split(images, batch_size))
-        outputs = run_batches(self.method, inputs, TARGET)
+        with self._predicting.lock:
+            outputs = run_batches(self.method, inputs, TARGET)
         outputs.refuse_faulty(None)
         return outputs.at_temperature(self.temperature)
 
