@@ -48,6 +48,16 @@ def test_directions_are_those_of_a_full_decomposition() -> None:
     )
 
 
+def test_no_coordinate_holds_most_of_the_differences() -> None:
+    """Dropout of one coordinate must not drop a whole principal direction."""
+    both = rows(200, 20, 20, 0) * (0.6 ** np.arange(20)).astype(np.float32)
+    module = fitted(8, both)
+    variance_R = module(torch.from_numpy(both)).var(dim=0)
+    _, axes_RR = torch.linalg.eigh(torch.cov(module(torch.from_numpy(both)).T))
+    turned_R = (module(torch.from_numpy(both)) @ axes_RR).var(dim=0)
+    assert variance_R.max() / variance_R.sum() < 0.7 * turned_R.max() / turned_R.sum()
+
+
 def test_a_large_domain_does_not_outvote_a_small_one() -> None:
     """At most MOST_ROWS rows of a domain count, so the few others still set directions."""
     source = np.zeros((30, 12), np.float32)

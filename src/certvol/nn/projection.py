@@ -64,14 +64,20 @@ class Projection(nn.Module):
 def fit_projection(
     domains: Sequence[Features], dims: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the buffers of a projection onto the domains' principal directions in test views."""
+    """Return the buffers of a projection onto the domains' principal directions in test views.
+
+    The coordinates are turned at random within these directions, which changes no distance. Dropout
+    drops coordinates: a few principal directions hold most of what tells classes apart, and a
+    classifier that loses them in every other step learns from the directions of noise.
+    """
     parts = []
     for features_NVD, rows_N in domains:
         order = torch.randperm(len(rows_N), generator=generator)[:MOST_ROWS].numpy()
         parts.append(torch.from_numpy(features_NVD[rows_N[order], 0]))
     sample_ND = torch.cat(parts)
-    basis_DR = principal_directions(sample_ND, dims, generator, iterations=1)
-    return {"mean_D": sample_ND.mean(dim=0), "basis_DR": basis_DR.contiguous()}
+    axes_DR = principal_directions(sample_ND, dims, generator, iterations=1)
+    turn_RR = torch.linalg.qr(torch.randn(dims, dims, generator=generator)).Q
+    return {"mean_D": sample_ND.mean(dim=0), "basis_DR": (axes_DR @ turn_RR).contiguous()}
 
 
 def principal_directions(
