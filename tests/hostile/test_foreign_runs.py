@@ -222,5 +222,5 @@ def test_a_changed_predictions_file_is_refused_as_a_threshold(
     content: str, runs: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runs / "complete" / "predictions.csv").write_text(content)
-    words = ["predict", str(runs / "complete"), str(made / "target")]
+    words = ["predict", str(runs / "complete"), str(made / "target"), "--measure", "sigma"]
     refused(capsys, *words, "--out", str(runs / "p.csv"), "--coverage", "0.5")
