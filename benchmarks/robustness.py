@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from evidence_files import evidence_file, recording
 from robustness_data import CONDITIONS, Labels, Task, digit_tasks, feature_tasks
 
 # What `certvol adapt` did before it compared target images with each other.
@@ -102,13 +103,13 @@ def plan(
     return [cell for cell in cells if not only or any(fnmatch(cell.key, word) for word in only)]
 
 
-def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
-    """Train on a part of the task, and return the line of results."""
+def run_cell(cell: Cell, work: Path, out: Path) -> dict[str, Any]:
+    """Train on a part of the task, keep the evidence, and return the line of results."""
     import certvol
 
     part = cell.task.part(cell.condition, cell.seed)
     line: dict[str, Any] = {"key": cell.key, "settings": dict(cell.settings)}
-    with tempfile.TemporaryDirectory(dir=work) as folder:
+    with tempfile.TemporaryDirectory(dir=work) as folder, recording() as recorded:
         place = Path(folder)
         source = cell.task.source.write(part.source, place / "source")
         target = cell.task.target.write(part.target, place / "target")
@@ -120,6 +121,7 @@ def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
         started = time.process_time()
         run = certvol.adapt(source, target, out=place / "run", preset=preset, **given)
         line["cpu_seconds"] = round(time.process_time() - started, 2)
+        recorded.write(evidence_file(out, cell.key), cell.task.target.truth(part.target))
         figures = run.metrics
         if figures is None:  # some images are of unknown classes
             known = cell.task.target.write(part.scored, place / "known")
@@ -270,7 +272,9 @@ def main(words: Sequence[str] | None = None) -> int:
     missing = [c for c in cells if done.get(c.key, {}).get("settings") != dict(c.settings)]
     failures = 0
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(run_cell, cell, work): cell for cell in missing}
+        waiting = {
+            pool.submit(run_cell, cell, work, options.out.absolute()): cell for cell in missing
+        }
         for number, future in enumerate(as_completed(waiting), start=1):
             cell = waiting[future]
             try:

@@ -125,6 +125,16 @@ class Domain:
         level = class_level(paths)
         return np.array([class_of(path, level) for path in paths], dtype=np.str_)
 
+    def truth(self, rows: Rows) -> dict[str, str]:
+        """Return the class of some images by their path."""
+        if self.place.suffix == ".npz":
+            with np.load(self.place, allow_pickle=False) as file:
+                paths = [str(path) for path in file["paths"]]
+        else:
+            paths = scan(self.place).paths
+        labels = self.labels()
+        return {paths[row]: str(labels[row]) for row in rows}
+
     def write(self, rows: Rows, out: Path) -> Path:
         """Write some rows to `out`, as a file with that name and `.npz` or as a folder of links."""
         if self.place.suffix == ".npz":

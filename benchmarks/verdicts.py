@@ -9,7 +9,8 @@ pretraining that does not learn, self-training on its own guesses, an adversary 
 lacks classes. Each run is a line of OUT/runs.jsonl, and leaves in OUT/evidence what the verdict is
 made from. A command that is repeated after a stop does only what is missing. The order is shuffled,
 so that any number of runs is a fair sample. `--tables` judges all evidence with the present code
-and prints the tables of docs/results/verdict.md, without training.
+and prints the tables of docs/results/verdict.md, without training. It takes the folder of
+`robustness.py` too, whose runs leave the same evidence.
 """
 
 import argparse
@@ -20,15 +21,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-from numpy.typing import NDArray
+from evidence_files import evidence_file, recording
 from robustness import Cell, append_line, read_lines, settings_of
-from robustness_data import Part, digit_tasks, feature_tasks, pixel_tasks
+from robustness_data import digit_tasks, feature_tasks, pixel_tasks
 from verdict_tables import tables
-
-from certvol.data.folders import scan
 
 CONDITIONS = ("full", "partial", "one-class", "long-tailed", "unknown", "few-source", "few-target")
 # Schedules that are just long enough for a trained network, and for a head on frozen features.
@@ -56,71 +54,27 @@ def plan(tasks: Sequence[Any], seeds: Sequence[int]) -> list[Cell]:
     return [cells[i] for i in order]
 
 
-def evidence_file(out: Path, key: str) -> Path:
-    return out / "evidence" / f"{key.replace('/', '--')}.npz"
-
-
 def run_cell(cell: Cell, work: Path, out: Path) -> dict[str, Any]:
     """Train on a part of the task, keep the evidence, and return the line of results."""
     import certvol
-    from certvol import api
-    from certvol.predict import measure
-    from certvol.predict.outcome import Outcome, Target, run_target
 
     part = cell.task.part(cell.condition, cell.seed)
-    kept: list[tuple[Target, list[str], Outcome]] = []
-
-    def recording(run: Any, model: Any, target: Target, *others: Any) -> Outcome:
-        outcome = run_target(run, model, target, *others)
-        kept.append((target, model.classes, outcome))
-        return outcome
-
-    with tempfile.TemporaryDirectory(dir=work) as folder:
+    with tempfile.TemporaryDirectory(dir=work) as folder, recording() as recorded:
         place = Path(folder)
         source = cell.task.source.write(part.source, place / "source")
         target = cell.task.target.write(part.target, place / "target")
         preset, given = settings_of(cell)
         started = time.process_time()
-        with (
-            mock.patch.object(api, "run_target", recording),
-            mock.patch.object(measure, "oscillation_is_cheap", return_value=False),
-        ):
-            run = certvol.adapt(source, target, out=place / "run", preset=preset, **given)
+        run = certvol.adapt(source, target, out=place / "run", preset=preset, **given)
         seconds = round(time.process_time() - started, 2)
-        truth = _truth(cell, part, target)
-    images, classes, outcome = kept[0]
-    number = {name: i for i, name in enumerate(classes)}
-    true_N = np.array([number.get(truth[path], -1) for path in images.paths])
-    measured = {f"measure_{k}": v for k, v in outcome.adapted.measures.items() if k != "logit_gt"}
-    file = evidence_file(out, cell.key)
-    file.parent.mkdir(exist_ok=True)
-    np.savez_compressed(
-        file,
-        true_N=true_N,
-        shown_K=outcome.shown_K,
-        predicted_N=outcome.adapted.labels_N,
-        **{f"evidence_{name}": array for name, array in outcome.evidence.arrays().items()},  # type: ignore[arg-type]
-        **measured,  # type: ignore[arg-type]
-    )
+        recorded.write(evidence_file(out, cell.key), cell.task.target.truth(part.target))
     return {
         "key": cell.key,
         "settings": dict(cell.settings),
         "cpu_seconds": seconds,
         "delivered": run.delivery.model,
         "why": run.delivery.why,
-        "classes": len(classes),
     }
-
-
-def _truth(cell: Cell, part: Part, target: Path) -> dict[str, str]:
-    """Return the class of every image or row by its name."""
-    labels: NDArray[np.str_] = cell.task.target.labels()[part.target]
-    if target.suffix == ".npz":
-        with np.load(target, allow_pickle=False) as file:
-            paths = [str(name) for name in file["paths"]]
-    else:
-        paths = [scan(cell.task.target.place).paths[i] for i in part.target]
-    return dict(zip(paths, map(str, labels), strict=True))
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -160,14 +114,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 failures += 1
                 what = f"failed: {type(error).__name__}: {error}"
             print(f"{number}/{len(missing)} {cell.key} {what}", file=sys.stderr, flush=True)
-    print(
-        tables(
-            [
-                (key, line, evidence_file(options.out, key))
-                for key, line in read_lines(place).items()
-            ]
-        )
-    )
+    found = read_lines(options.out / "results.jsonl") | read_lines(place)
+    kept = [(key, line, evidence_file(options.out, key)) for key, line in found.items()]
+    print(tables([each for each in kept if each[2].exists()]))
     return 1 if failures else 0
 
 
