@@ -162,6 +162,7 @@ def cache(bench: Bench) -> Figures:
             paths=[listing.paths[i] for i in chosen],
             sizes=listing.sizes[chosen],
             mtimes_ns=listing.mtimes_ns[chosen],
+            ctimes_ns=listing.ctimes_ns[chosen],
         )
         folder = bench.temporary / f"cache {name}"
         started = time.perf_counter()

@@ -86,7 +86,7 @@ def test_adapt_while_a_class_or_the_folder_disappears(
     with monkeypatch.context() as patch:
         changing(
             patch,
-            "certvol.data.domains",
+            "certvol.data.sources",
             source,
             lambda: (source / "sky").rename(tmp_path / "sky"),
         )
@@ -94,7 +94,7 @@ def test_adapt_while_a_class_or_the_folder_disappears(
     assert said.code == 0, said.err
     assert "classes without a readable image" in said.err
     with monkeypatch.context() as patch:
-        changing(patch, "certvol.data.domains", source, lambda: source.rename(tmp_path / "away"))
+        changing(patch, "certvol.data.sources", source, lambda: source.rename(tmp_path / "away"))
         said = spoken(*adapt_words(source, clean, tmp_path / "other"))
     assert said.code == 1
     assert "became unreadable" in last_sentence(said.err)
@@ -124,7 +124,9 @@ class _Entry:
     """An entry of os.scandir for a plain file."""
 
     __slots__ = ("name",)
-    status = os.stat_result((0o100644, 1, 1, 1, 0, 0, 1000, 0, 0, 0), {"st_mtime_ns": 0})
+    status = os.stat_result(
+        (0o100644, 1, 1, 1, 0, 0, 1000, 0, 0, 0), {"st_mtime_ns": 0, "st_ctime_ns": 0}
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -175,5 +175,5 @@ def test_the_folder_of_the_output_is_made_when_it_is_written(
     check_output(place)
     assert not (tmp_path / "new").exists()
     write_features(place, np.ones((2, 3), np.float32), ["a", "b"], None, "")
-    check_output(place)
+    check_output(place, replaces_features=True)
     assert place.exists()
