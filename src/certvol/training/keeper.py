@@ -29,18 +29,12 @@ from certvol.runs.checkpoint import (
     write_tensors,
 )
 from certvol.runs.folder import Journal, RunFolder
-from certvol.settings import Config, shown
+from certvol.settings import WITHOUT_EFFECT, Config, shown
 from certvol.training.state import RunState
 
 PRETRAINED = "pretrained"
-# Settings that may change between two parts of a run: places, speed, and what is written besides.
-FREE_SETTINGS = frozenset(
-    "data.source data.more_sources data.target data.target_prior data.cache_dir "
-    "data.cache_limit_gb data.workers data.device_share data.decode_seconds model.hub "
-    "training.device training.record training.compile training.log_every "
-    "training.checkpoint_seconds training.checkpoint_previous training.tensorboard "
-    "guard.keep".split()
-)
+# Settings that may change between two parts of a run. The prior itself is compared, not its place.
+FREE_SETTINGS = WITHOUT_EFFECT | {"data.target_prior"}
 MOST_DIFFERENCES = 5
 NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 
