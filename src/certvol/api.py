@@ -201,7 +201,8 @@ def _finish(job: Job) -> Run:
         target = Target(job.target.paths, trained.views, true_N)
         held_out = _held_out(job)
         outcome = run_target(run, model, target, held_out, team, job.reporter)
-        verdict = judge(outcome.evidence, model.classes, _judged(job, outcome.adapted.labels_N))
+        judged = _judged(job, outcome.adapted.labels_N)
+        verdict = judge(outcome.evidence, model.classes, judged, len(target.paths))
         temperature = verdict["temperature"]
         outcome = outcome.at_temperature(temperature["delivered"])
     delivered = {"model": delivery.model, "why": delivery.why, "norm": delivery.mode}

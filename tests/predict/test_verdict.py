@@ -40,6 +40,12 @@ def _evidence(**changed: Any) -> Evidence:
     return Evidence(**{**found, **changed})
 
 
+def _held_out(images: int) -> dict[str, Any]:
+    """Return evidence on the first of the held-out source images only."""
+    labels_S = LABELS_S[:images]
+    return {"labels_S": labels_S, "before_SC": _sure(labels_S), "after_SC": _sure(labels_S)}
+
+
 def test_a_run_without_any_sign_of_trouble_can_be_used() -> None:
     found = judge(_evidence(), CLASSES)
     assert found["verdict"] == "use it"
@@ -77,12 +83,14 @@ def test_a_run_without_any_sign_of_trouble_can_be_used() -> None:
         ),
         (
             "look first",
-            "without held-out source images (`data.holdout`), nothing was measured",
-            {
-                "labels_S": LABELS_S[:0],
-                "before_SC": _sure(LABELS_S[:0]),
-                "after_SC": _sure(LABELS_S[:0]),
-            },
+            "no source images are held out, so accuracy was not measured; raise `data.holdout`",
+            _held_out(0),
+        ),
+        (
+            "look first",
+            "only 9 source images are held out, too few to measure accuracy; raise `data.holdout` "
+            "or add source images",
+            _held_out(9),
         ),
     ],
 )
@@ -129,6 +137,18 @@ def test_the_figures_and_the_lines_say_what_adaptation_changed() -> None:
         "adaptation changed 50 of 200 predictions (25 %); images per class: ant 50 to 0, bee 50 to "
         "100"
     )
+
+
+def test_the_lines_say_if_the_counts_are_of_a_sample() -> None:
+    changed = _evidence(after_NC=_sure(np.where(LABELS_N == 0, 1, LABELS_N)))
+    found = judge(changed, CLASSES, target_images=5000)
+    assert (found["images"], found["target_images"]) == (200, 5000)
+    assert describe(found)[-1] == (
+        "adaptation changed 50 of 200 sampled predictions (25 %); sampled images per class: ant 50 "
+        "to 0, bee 50 to 100"
+    )
+    del found["target_images"]  # as in files of older versions
+    assert describe(found)[-1].startswith("adaptation changed 50 of 200 predictions (25 %); images")
 
 
 def test_a_method_in_closed_form_is_not_judged_by_the_source() -> None:

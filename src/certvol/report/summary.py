@@ -57,6 +57,7 @@ def verdict(record: Record) -> dict[str, Any] | None:
     if word not in WORDS or not isinstance(reasons, list):
         return None
     accuracy, changed, source = (section(found, key) for key in ("accuracy", "changed", "source"))
+    images = number(found.get("images")) or 0
     return {
         "word": word,
         "mark": ("good", "look", "bad")[WORDS.index(word)],
@@ -68,7 +69,8 @@ def verdict(record: Record) -> dict[str, Any] | None:
         "source_before": _percent(source.get("before")),
         "source_after": _percent(source.get("after")),
         "held_out": number(source.get("images")) or 0,
-        "images": number(found.get("images")) or 0,
+        "images": images,
+        "sampled": (number(found.get("target_images")) or 0) > images,
     }
 
 
