@@ -259,10 +259,9 @@ def with_absolute_paths(config: Config) -> Config:
 def _with_domains(config: Config, reporter: Reporter) -> Config:
     """Replace a source that is a folder of domains by these domains, without the target."""
     places, said = expand_domains(places_of(config.data), config.data.target)
-    if said is None:
-        return config
-    reporter.say(said)
-    return replace(config, data=with_sources(config.data, places))
+    for sentence in said:
+        reporter.say(sentence)
+    return replace(config, data=with_sources(config.data, places)) if said else config
 
 
 def extract(
