@@ -31,8 +31,8 @@ NO_SCORES = {
 }
 WATCHED_NOTE = (
     "The validator's choice and the oracle come from the predictions that each run keeps per cycle "
-    "on some fixed target images (`guard.images`). Their difference to the delivered model's is "
-    "added to its accuracy on the whole target."
+    "on some fixed target images (`guard.images`). To compare them, we add the difference on these "
+    "images to the delivered model's accuracy on the whole target."
 )
 
 
@@ -281,7 +281,7 @@ def _seeds_note(done: Sequence[Result], methods: list[str], tasks: list[str]) ->
     if not counts:
         return "No runs."
     if min(counts) < max(counts):
-        return f"{min(counts)} to {max(counts)} seeds per cell, so cells differ in certainty."
+        return f"{min(counts)} to {max(counts)} seeds per cell, so some means are less reliable."
     return f"{counts[0]} {'seed' if counts[0] == 1 else 'seeds'} per cell."
 
 

@@ -91,7 +91,7 @@ class _Walk:
         place = self.root / folder
         identity = _identity(place.stat())
         if identity in self._closed:
-            reason = "a link to a folder that has been read already, or that this folder lies in"
+            reason = "a link to a folder that was already read, or to a parent folder"
             self.problems.append((folder, reason))
             return
         self._closed.add(identity)

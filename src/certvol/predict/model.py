@@ -90,7 +90,7 @@ class Model:
         self.method, self.classes, self.config, self.device = method, classes, config, device
         self.temperature = temperature
         self._predicting = _OneAtATime()
-        """A network notes whose rows it sees, so threads must not predict with it together."""
+        """Predicting sets the network's current domain: only one thread may predict at a time."""
         self.run: Path | None = None
         """The run whose delivered model this is; None for its pretrained model."""
 

@@ -88,7 +88,10 @@ def import_answers(run: str, file: str, risk: float) -> Iterator[str]:
         + (f", of which {changed} replace earlier ones" if changed else "")
     )
     if "random" not in [each.kind for each in reviews]:
-        yield "without a column `kind`, labels count as chosen: they train, but judge nothing"
+        yield (
+            "none of these labels is of a random image, so they train the next run but do not "
+            "measure this one (is the column `kind` missing?)"
+        )
     yield from summary(target.run, found)
 
 

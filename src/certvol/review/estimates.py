@@ -127,7 +127,7 @@ def _threshold(found: Estimates) -> str:
     if rule.threshold is not None:
         return f"accept {percent(rule.coverage)} % of the images, {limit} (95 % confidence)"
     if rule.needed is None:
-        return f"{limit}: the most certain images are wrong too often so far"
+        return f"no threshold yet for {limit}: even the most certain images are wrong too often"
     if rule.needed > found.images:
-        return f"{limit}: the target has too few images to prove it"
-    return f"{limit}: not proved yet; about {rule.needed} random labels should be enough"
+        return f"no threshold for {limit}: the target has too few images"
+    return f"no threshold yet for {limit}; about {rule.needed} random labels should be enough"

@@ -149,7 +149,7 @@ def _nothing_trains(reviews: Sequence[Review], shown: str) -> str:
     if random == 0:
         return f"{shown} holds no label to train on; label images with `certvol review RUN`"
     return (
-        f"the {random} labels in {shown} are of random images, which judge the model and do not "
-        "train it; label chosen images too, train on all with `--data.label_kinds all`, or only "
-        "calibrate with `--training.cycles 0`"
+        f"all labels in {shown} ({random}) are of random images, which only measure accuracy. "
+        "Label chosen images too, or train on all with `--data.label_kinds all`, or only calibrate "
+        "with `--training.cycles 0`"
     )

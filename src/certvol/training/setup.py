@@ -202,7 +202,8 @@ class Job:
         keep_trained(self.run, config.model.start)
         if reviewed is not None:
             known, none = len(reviewed.images_R), len(reviewed.none_U)
-            self.reporter.say(f"{known} reviewed target images train; {none} are of no class")
+            rest = f"; {none} show none of the classes and are left out" if none else ""
+            self.reporter.say(f"training on {known} reviewed target images{rest}")
         mode = method.network.domains.mode
         keeper = RunKeeper(
             self.run,

@@ -109,12 +109,13 @@ class Trials:
                 words.append(f"{mode} out: {accuracy} % correct on held-out source images")
             else:
                 words.append(
-                    f"{mode} {found['entropy']:.2f}, {found['mutual_information']:.2f} and "
+                    f"{mode} {found['entropy']:.2f}, {found['mutual_information']:.2f}, "
                     f"{found['classes_in_use']:.1f}"
                 )
-        later, margin = "per_domain" if len(self.modes) == 2 else "each", norm_margin(classes)
+        others = "the other" if len(self.modes) == 2 else "the others"
         return (
-            f"norm mode: {chosen} (entropy, mutual information and classes in use after {cycles} "
-            f"trial cycles: {'; '.join(words)}; {later} must have {margin:.2g} less entropy, or "
-            f"{margin:.2g} more mutual information and {NEARLY_ALL * classes:.1f} classes)"
+            f"norm mode `{chosen}` chosen after {cycles} trial cycles. Entropy, mutual information "
+            f"and classes in use: {'; '.join(words)}. A mode that fits the target more closely is "
+            f"chosen only if it leads {others} by {norm_margin(classes):.2g} in entropy, or in "
+            f"mutual information with at least {NEARLY_ALL * classes:.1f} classes in use."
         )

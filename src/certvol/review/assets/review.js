@@ -118,9 +118,9 @@ function showFigures() {
   const rule = found.threshold;
   const limit = `if at most ${percent(found.risk)} may be wrong`;
   if (rule.threshold !== null) put("threshold", percent(rule.coverage), `of all images ${limit}`);
-  else if (rule.needed > found.images) put("threshold", "–", `${limit}: the target has too few images to prove it`);
-  else if (rule.needed !== null) put("threshold", "–", `${limit}: not proved yet, about ${rule.needed} random labels should be enough`);
-  else put("threshold", "none", `${limit}: the most certain images are wrong too often so far`);
+  else if (rule.needed > found.images) put("threshold", "–", `no threshold ${limit}: the target has too few images`);
+  else if (rule.needed !== null) put("threshold", "–", `no threshold yet ${limit}; about ${rule.needed} random labels should be enough`);
+  else put("threshold", "none", `no threshold yet ${limit}: even the most certain images are wrong too often`);
   $("more").hidden = !found.to_halve;
   put("more", `+ ${found.to_halve}`, "random labels");
   const extra = [`${found.random} random`, `${found.chosen} chosen`];
