@@ -106,7 +106,7 @@ class ClaimOutcome:
 
     @property
     def verdict(self) -> str:
-        return VERDICTS[significance.judge(self.effects, self.p)]
+        return VERDICTS[significance.classify_effect(self.effects, self.p)]
 
 
 def find(done: Sequence[Result]) -> list[ClaimOutcome]:

@@ -147,7 +147,7 @@ def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Tab
             continue
         gains = list(by_pair.values())
         p = sign_flip_p(gains)
-        verdict = GAIN_VERDICTS[significance.judge(gains, p)]
+        verdict = GAIN_VERDICTS[significance.classify_effect(gains, p)]
         words = str(len(gains)), _p(p), _p(tasks_p(by_pair)), verdict
         rows.append(Row(method, [mean_and_deviation(gains), *map(_text, words)]))
     title = f"gain over {baseline} in points, over pairs of the same task and seed"

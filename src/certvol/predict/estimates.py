@@ -24,11 +24,10 @@ from certvol.scores.estimators import (
     information_share,
     thresholded_confidence,
 )
-from certvol.scores.validators import agreement
+from certvol.scores.validators import MIN_HELD_OUT, agreement
 
 Values = NDArray[np.floating[Any]]
 EstimatesByName = dict[str, float | None]
-FEWEST_JUDGES = 10  # held-out source images
 SHOWN = ("doc before", "second opinion", "agreement", "nearest means")
 
 
@@ -40,7 +39,7 @@ class Calibrated:
     """
 
     def __init__(self, source_SC: Values, labels_S: NDArray[np.int64], target_NC: Values) -> None:
-        self.judged = len(source_SC) >= FEWEST_JUDGES
+        self.judged = len(source_SC) >= MIN_HELD_OUT
         fitted = fitted_temperature(source_SC, labels_S) if self.judged else None
         self.temperature = None if fitted is None else max(1.0, fitted)
         scale = self.temperature or 1.0

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,8 +19,8 @@ from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import reject
 from certvol.predict.forward import run_batches
-from certvol.predict.measure import measure
-from certvol.predict.model import PREDICT_BATCH, Model, load
+from certvol.predict.measures import run_with_measures
+from certvol.predict.model import PREDICT_BATCH, Model, Which, load
 from certvol.predict.outcome import predictions_csv
 from certvol.progress import Reporter
 from certvol.runs.outputs import check_output, write_output
@@ -40,7 +39,7 @@ class PredictOptions:
     measure: str | None = None
     rejected_dir: str | None = None
     device: str = "auto"
-    use: Literal["delivered", "pretrained"] = "delivered"
+    which: Which = "delivered"
     """The model to predict with: the run's, or the one before adaptation."""
     max_error: float | None = None
 
@@ -71,13 +70,12 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
             "table says which rows are rejected"
         )
     on_target = "--coverage" if options.coverage is not None else "--max-error"
-    if options.use == "pretrained" and (options.coverage or options.max_error) is not None:
+    if options.which == "pretrained" and (options.coverage or options.max_error) is not None:
         raise UserError(
             f"{on_target} is set on the delivered model's predictions of the target, which are not "
             "the pretrained model's; give --min-certainty instead"
         )
-    which: Literal["model", "pretrained"] = "model" if options.use == "delivered" else "pretrained"
-    model = load(options.run, options.device, which)
+    model = load(options.run, options.device, options.which)
     chosen = reject.choose_measure(options.measure, model.has_sigma, model.frozen)
     threshold = options.min_certainty
     rule = None
@@ -94,7 +92,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     if in_predictions:
         outputs = run_batches(model.method, batches, TARGET)
     else:
-        outputs = measure(model.method, batches, TARGET, model.config.training)
+        outputs = run_with_measures(model.method, batches, TARGET, model.config.training)
     if not found.paths:
         path, reason = found.skipped[0]
         raise UserError(

@@ -23,7 +23,6 @@ import numpy as np
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.estimates import (
-    FEWEST_JUDGES,
     EstimatesByName,
     estimates,
     target_accuracy,
@@ -34,7 +33,7 @@ from certvol.predict.evidence import Evidence
 from certvol.predict.max_error import Judged
 from certvol.progress import percent
 from certvol.runs.checkpoint import DAMAGE, FORMAT, OtherFormat, check_format
-from certvol.scores.validators import classes_in_use, pretraining_warning
+from certvol.scores.validators import MIN_HELD_OUT, classes_in_use, pretraining_warning
 
 Word = Literal["use it", "look first", "do not use it"]
 WORDS: tuple[Word, ...] = ("use it", "look first", "do not use it")
@@ -133,7 +132,7 @@ def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
         found.append(
             (look, f"{facts.images} target images are too few to judge; look at all of them")
         )
-    if facts.held_out < FEWEST_JUDGES:
+    if facts.held_out < MIN_HELD_OUT:
         found.append((look, _too_few_held_out(facts.held_out)))
     if not found:
         found.append((WORDS[0], share))
@@ -155,7 +154,7 @@ def _grown(facts: Facts, classes: Sequence[str]) -> list[str]:
     return [classes[i] for i in np.argsort(-gain_C, kind="stable")[:NAMED_CLASSES] if gain_C[i] > 0]
 
 
-def judge(
+def make_verdict(
     evidence: Evidence,
     classes: Sequence[str],
     judged: Judged | None = None,

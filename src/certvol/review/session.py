@@ -36,7 +36,7 @@ class Session:
     files: Sequence[str | None]
     guesses: Guesses
     labels: LabelsFile
-    risk: float
+    max_error: float
 
     def __post_init__(self) -> None:
         """Count images as random that were labelled as chosen before they were drawn."""
@@ -48,7 +48,7 @@ class Session:
 
     def estimates(self) -> Estimates:
         before_N = self.guesses.before_N(self.target)
-        return estimate(self.target, self.labels.reviews, self.risk, before_N)
+        return estimate(self.target, self.labels.reviews, self.max_error, before_N)
 
     def page_data(self) -> dict[str, Any]:
         """Return what the page shows: classes, images in order, answers, figures."""

@@ -394,5 +394,5 @@ class Trainer:
         """Stop all processes together, with the present state saved."""
         if (signal := self.team.agree(self.stop_signal())) is not None:
             self.save()
-            self.team.part()
+            self.team.leave()
             raise Interrupted(f"stopped; {self.keeper.how_to_resume}", 128 + signal)

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 from certvol.nn import norm
 from certvol.nn.backbones import has_pretrained_weights
 from certvol.progress import percent
-from certvol.scores.validators import NEARLY_ALL, keeps_source, norm_margin, preferred_mode
-from certvol.scores.validators import Trials as Scored
+from certvol.scores.validators import (
+    NEARLY_ALL,
+    ModeScores,
+    drop_modes_that_lost_source,
+    norm_margin,
+    preferred_mode,
+)
 from certvol.training.keeper import PRETRAINED
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ class Trials:
             if mode not in trainer.position.trial_scores:
                 self._run(mode, count)
         scores = trainer.position.trial_scores
-        healthy = keeps_source(scores, guard.source_accuracy)
+        healthy = drop_modes_that_lost_source(scores, guard.source_accuracy)
         chosen = next(
             mode for mode in self.modes if mode == preferred_mode(healthy, trainer.num_classes)
         )
@@ -98,7 +103,7 @@ class Trials:
             trainer.start_in_norm_mode()
         trainer.adapt(cycles)
 
-    def _in_words(self, chosen: norm.Mode, healthy: Scored, cycles: int) -> str:
+    def _in_words(self, chosen: norm.Mode, healthy: ModeScores, cycles: int) -> str:
         words, classes = [], self.trainer.num_classes
         for mode, scores in healthy.items():
             found = self.trainer.position.trial_scores[mode]
