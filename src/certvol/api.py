@@ -178,11 +178,11 @@ def _resume(
 
 
 def _run_to_end(job: Job) -> Run:
-    """Train, predict and write the results; a stop says how to resume, wherever it came."""
+    """Train, predict and write the results; after a stop, say how to resume."""
     try:
         return _finish(job)
     except Interrupted as stopped:
-        if "--resume" in str(stopped) or not job.run.holds_a_run:
+        if not job.run.holds_a_run:
             raise
         message = f"stopped; resume with `certvol adapt --resume {job.run.path}`"
         raise Interrupted(message, stopped.exit_code) from None

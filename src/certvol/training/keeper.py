@@ -42,7 +42,6 @@ NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, 
 class Keeper:
     """Keeps weights in memory, but no states, history or trials: these need a run folder."""
 
-    how_to_resume = ""
     last_good_state = ""
     """A sentence for messages that says where the newest checkpoint is."""
 
@@ -119,7 +118,6 @@ class RunKeeper(Keeper):
         """Weights of validators' best cycles, to be written with the next checkpoint."""
         self.saved_at = time.monotonic()
         run.checkpoints.keeps_previous = self.settings.checkpoint_previous
-        self.how_to_resume = f"resume with `certvol adapt --resume {run.path}`"
 
     @property
     def last_good_state(self) -> str:  # type: ignore[override]
@@ -161,7 +159,8 @@ class RunKeeper(Keeper):
         except OSError as error:
             raise UserError(
                 f"cannot write the checkpoint: {error.strerror or error}. The previous one is "
-                f"kept; when the cause is fixed, {self.how_to_resume}"
+                f"kept; when the cause is fixed, resume with `certvol adapt --resume "
+                f"{self.run.path}`"
             ) from None
         self.saved_at = time.monotonic()
 

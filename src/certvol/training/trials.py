@@ -51,9 +51,7 @@ class Trials:
                 self._run(mode, count)
         scores = trainer.position.trial_scores
         healthy = drop_modes_that_lost_source(scores, guard.source_accuracy)
-        chosen = next(
-            mode for mode in self.modes if mode == preferred_mode(healthy, trainer.num_classes)
-        )
+        chosen = preferred_mode(healthy, trainer.num_classes)
         trainer.reporter.say(self._in_words(chosen, healthy, count))
         if chosen == "frozen":
             keeper.restore(START_FROZEN, trainer.state)
@@ -77,7 +75,7 @@ class Trials:
             if mode != "frozen":
                 raise
             # The user did not ask for this mode, so its failure must not end the run.
-            trainer.reporter.warn(f"norm mode frozen is left out: {error} no longer finite")
+            trainer.reporter.warn(f"norm mode frozen is left out: {error}")
             keeper.restore(START, trainer.state)
             scores[mode] = None
             trainer.position.trial_scores = scores
@@ -97,10 +95,10 @@ class Trials:
                 trainer.start_in_norm_mode()
         if trainer.position.phase == "pretrain":
             trainer.network.domains.mode = mode
-            trainer.pretrain()
+            outputs = trainer.pretrain()
             keeper.save_as(START_FROZEN, trainer.state)
             trainer.position.phase, trainer.position.cycle = "trial", 0
-            trainer.start_in_norm_mode()
+            trainer.start_in_norm_mode(outputs)
         trainer.adapt(cycles)
 
     def _in_words(self, chosen: norm.Mode, healthy: ModeScores, cycles: int) -> str:
