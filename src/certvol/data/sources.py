@@ -28,8 +28,12 @@ SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 def places_of(config: DataConfig) -> list[str]:
     """Return the folders or files of all sources."""
-    more = config.more_sources.split(SEPARATOR) if config.more_sources else []
-    return [str(config.source), *more]
+    return [str(config.source), *split_places(config.more_sources)]
+
+
+def split_places(more_sources: str | None) -> list[str]:
+    """Return the folders or files that the setting `data.more_sources` names."""
+    return more_sources.split(SEPARATOR) if more_sources else []
 
 
 def with_sources(config: DataConfig, places: Sequence[Place]) -> DataConfig:

@@ -19,7 +19,7 @@ from certvol.data.augment import cache_size, centre_view
 from certvol.data.decoding import UnreadableImage, decode, read_file, square
 from certvol.data.folders import printable
 from certvol.device import pick_device
-from certvol.errors import UserError
+from certvol.errors import UserError, is_out_of_memory
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import BackboneInfo, features_dim
 from certvol.nn.network import Network, seeded_backbone
@@ -47,7 +47,7 @@ def create_method(
             network = Network(backbone, info, num_classes, config.model)
             return methods.discover()[config.method_name](network, config.method)
         except RuntimeError as error:
-            if "allocate" not in str(error):  # torch's word for too little memory
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"the layers behind the backbone {info.name} do not fit into memory; lower the "

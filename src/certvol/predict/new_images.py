@@ -19,6 +19,7 @@ from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import reject
 from certvol.predict.forward import run_batches
+from certvol.predict.max_error import IN_PREDICTIONS
 from certvol.predict.measures import run_with_measures
 from certvol.predict.model import PREDICT_BATCH, Model, Which, load
 from certvol.predict.outcome import predictions_csv
@@ -59,8 +60,8 @@ class Predicted:
 
 
 def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
-    limits = options.min_certainty, options.rejected_dir, options.max_error
-    reject.check_options(options.coverage, *limits)
+    coverage, max_error = options.coverage, options.max_error
+    reject.check_options(coverage, options.min_certainty, options.rejected_dir, max_error)
     has_features = any(is_feature_file(word) for word in options.images)
     paths, problems = (list(options.images), []) if has_features else image_paths(options.images)
     check_output(options.out, inputs=paths)
@@ -69,18 +70,19 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
             "--rejected-dir copies images, and files of features hold none; leave it out: the "
             "table says which rows are rejected"
         )
-    on_target = "--coverage" if options.coverage is not None else "--max-error"
-    if options.which == "pretrained" and (options.coverage or options.max_error) is not None:
+    sets_rule = coverage is not None or max_error is not None
+    if options.which == "pretrained" and sets_rule:
+        option = "--max-error" if coverage is None else "--coverage"
         raise UserError(
-            f"{on_target} is set on the delivered model's predictions of the target, which are not "
+            f"{option} is set on the delivered model's predictions of the target, which are not "
             "the pretrained model's; give --min-certainty instead"
         )
     model = load(options.run, options.device, options.which)
     chosen = reject.choose_measure(options.measure, model.has_sigma, model.frozen)
     threshold = options.min_certainty
     rule = None
-    if options.coverage is not None or options.max_error is not None:
-        rule = reject.choose_rule(options.run, chosen, options.coverage, options.max_error)
+    if sets_rule:
+        rule = reject.choose_rule(options.run, chosen, coverage, max_error)
         threshold = rule.threshold
     folder = None if options.rejected_dir is None else Path(options.rejected_dir)
     if folder is not None:
@@ -88,7 +90,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     found = Predicted()
     read = _feature_batches if has_features else _image_batches
     batches = read(model, paths, found, reporter)
-    in_predictions = chosen in reject.IN_PREDICTIONS
+    in_predictions = chosen in IN_PREDICTIONS
     if in_predictions:
         outputs = run_batches(model.method, batches, TARGET)
     else:
@@ -103,7 +105,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     if threshold is not None:
         found.accepted = reject.accept(outputs, chosen, threshold)
         found.rule = reject.describe_rule(chosen, threshold)
-        found.max_error_rule = rule if options.max_error is not None else None
+        found.max_error_rule = rule if max_error is not None else None
     column = None if in_predictions else chosen
     table = predictions_csv(found.paths, model.classes, outputs, found.accepted, column)
     write_output(options.out, table)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
-from certvol.predict.max_error import IN_PREDICTIONS as IN_PREDICTIONS
 from certvol.predict.max_error import target_values, threshold_for
 from certvol.predict.measures import threshold_at
 from certvol.runs.outputs import check_outside

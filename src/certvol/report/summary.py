@@ -1,10 +1,10 @@
 """Write the numbers of a run as text: the overview, tables and notes of its page."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from certvol.data.sources import split_places
 from certvol.predict.verdict import WORDS
 from certvol.progress import duration, percent
 from certvol.report.charts import Table
@@ -158,7 +158,7 @@ def _percent(value: Any, decimals: int = 1) -> str:
 def _source_names(settings: Mapping[str, Any]) -> str:
     """Return the names of all source folders."""
     more = settings.get("data.more_sources")
-    others = more.split(os.pathsep) if isinstance(more, str) else []
+    others = split_places(more) if isinstance(more, str) else []
     return " + ".join(_folder_name(place) for place in [settings.get("data.source"), *others])
 
 

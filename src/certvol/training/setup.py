@@ -30,7 +30,7 @@ from certvol.data.store import PixelStore
 from certvol.data.target_prior import read_prior
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
 from certvol.distributed import Team
-from certvol.errors import RunFailed, UserError
+from certvol.errors import RunFailed, UserError, is_out_of_memory
 from certvol.nn.acceleration import prepare, uses_bf16
 from certvol.nn.backbones import BackboneInfo, features_dim, has_pretrained_weights
 from certvol.nn.network import seeded_backbone
@@ -171,7 +171,7 @@ class Job:
                 f") or `data.device_share` (now {data.device_share:g}), which keeps images in RAM"
             ) from None
         except RuntimeError as error:
-            if "allocate" not in str(error):  # torch's message if RAM runs out
+            if not is_out_of_memory(error):
                 raise
             raise RunFailed(
                 f"not enough memory; lower `training.batch_size` (now {training.batch_size}), or "
