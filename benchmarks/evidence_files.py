@@ -43,7 +43,7 @@ class Recorded:
 def recording() -> Iterator[Recorded]:
     """Record the outcomes of runs, and measure no oscillation, which takes long."""
     from certvol import api
-    from certvol.predict import measure
+    from certvol.predict import measures
     from certvol.predict.outcome import run_target
 
     found = Recorded()
@@ -55,6 +55,6 @@ def recording() -> Iterator[Recorded]:
 
     with (
         mock.patch.object(api, "run_target", recorded),
-        mock.patch.object(measure, "oscillation_is_cheap", return_value=False),
+        mock.patch.object(measures, "oscillation_is_cheap", return_value=False),
     ):
         yield found

@@ -130,9 +130,9 @@ def happened(run: Judged) -> str:
 
 def verdict_table(runs: Sequence[Judged]) -> str:
     """Count verdicts by what happened, and the share that is right, over all runs and by group."""
-    from certvol.predict.verdict import WORDS, judge
+    from certvol.predict.verdict import WORDS, make_verdict
 
-    words = [judge(run.evidence, _names(run))["verdict"] for run in runs]
+    words = [make_verdict(run.evidence, _names(run))["verdict"] for run in runs]
     truths = [happened(run) for run in runs]
     rows = []
     for word in WORDS:
@@ -176,7 +176,7 @@ def _names(run: Judged) -> list[str]:
 
 def calibration_table(runs: Sequence[Judged]) -> str:
     """Mean expected calibration error of both models, raw and at their temperatures, by suite."""
-    from certvol.predict.verdict import judge
+    from certvol.predict.verdict import make_verdict
     from certvol.scores.calibration import at_temperature
     from certvol.scores.metrics import calibration_error, reliability
 
@@ -187,7 +187,7 @@ def calibration_table(runs: Sequence[Judged]) -> str:
 
     errors = []
     for run in runs:
-        found = judge(run.evidence, _names(run))["temperature"]
+        found = make_verdict(run.evidence, _names(run))["temperature"]
         before_KC, after_KC = run.evidence.before_NC, run.evidence.after_NC
         errors.append(
             [
@@ -226,11 +226,11 @@ def certainties(run: Judged) -> dict[str, NDArray[np.floating[Any]]]:
     from scipy.stats import rankdata
 
     from certvol.predict.forward import certainty
-    from certvol.predict.verdict import judge
+    from certvol.predict.verdict import make_verdict
     from certvol.scores.calibration import logits_of
     from certvol.scores.uncertainty import logit_measures
 
-    temperature = judge(run.evidence, _names(run))["temperature"]["delivered"]
+    temperature = make_verdict(run.evidence, _names(run))["temperature"]["delivered"]
     scaled = torch.from_numpy(logits_of(run.evidence.after_NC) / temperature)
     values = {name: values_N[run.shown_K] for name, values_N in run.measures.items()}
     for name in ("probability", "entropy"):

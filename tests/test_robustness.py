@@ -172,7 +172,7 @@ def test_the_table_averages_seeds_before_it_names_the_worst_task(bench: ModuleTy
 
 def test_the_right_prior_holds_the_true_shares(bench: ModuleType, tmp_path: Path) -> None:
     from certvol.data.target_prior import read_prior
-    from certvol.settings.sections import DataConfig
+    from certvol.settings import DataConfig
 
     bench.write_shares(labels(3, 1), tmp_path / "shares.csv")
     config = DataConfig(target_prior=str(tmp_path / "shares.csv"))

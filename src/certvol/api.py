@@ -20,11 +20,10 @@ from certvol.errors import Interrupted, UserError
 from certvol.predict import extract as extraction
 from certvol.predict.evaluate import evaluate, target_labels
 from certvol.predict.evidence import HeldOut
-from certvol.predict.max_error import Judged
-from certvol.predict.max_error import judge as judge_reviews
+from certvol.predict.max_error import Judged, compare_reviews
 from certvol.predict.model import Model, load
-from certvol.predict.outcome import Target, run_metrics, run_target, write_outcome
-from certvol.predict.verdict import judge, read_verdict
+from certvol.predict.outcome import TargetOfRun, run_metrics, run_target, write_outcome
+from certvol.predict.verdict import make_verdict, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import DAMAGE, OtherFormat, read_about, write_tensors
 from certvol.runs.continued import settings_from
@@ -179,11 +178,11 @@ def _resume(
 
 
 def _run_to_end(job: Job) -> Run:
-    """Train, predict and write the results; a stop says how to resume, wherever it came."""
+    """Train, predict and write the results; after a stop, say how to resume."""
     try:
         return _finish(job)
     except Interrupted as stopped:
-        if "--resume" in str(stopped) or not job.run.holds_a_run:
+        if not job.run.holds_a_run:
             raise
         message = f"stopped; resume with `certvol adapt --resume {job.run.path}`"
         raise Interrupted(message, stopped.exit_code) from None
@@ -198,10 +197,11 @@ def _finish(job: Job) -> Run:
         model, delivery = trained.model, trained.delivery
         # Training has ended: only now may the labels of the target be read.
         true_N = target_labels(job.target, str(model.config.data.target), model.classes)
-        target = Target(job.target.paths, trained.views, true_N)
+        target = TargetOfRun(job.target.paths, trained.views, true_N)
         held_out = _held_out(job)
         outcome = run_target(run, model, target, held_out, team, job.reporter)
-        verdict = judge(outcome.evidence, model.classes, _judged(job, outcome.adapted.labels_N))
+        judged = _judged(job, outcome.adapted.labels_N)
+        verdict = make_verdict(outcome.evidence, model.classes, judged, len(target.paths))
         temperature = verdict["temperature"]
         outcome = outcome.at_temperature(temperature["delivered"])
     delivered = {"model": delivery.model, "why": delivery.why, "norm": delivery.mode}
@@ -220,7 +220,7 @@ def _finish(job: Job) -> Run:
             "pretrained_temperature": temperature["pretrained"],
         }
         write_tensors(run.model, outcome.weights, about)
-    team.part()
+    team.leave()
     return Run(run.path, metrics, delivery, verdict)
 
 
@@ -230,7 +230,7 @@ def _judged(job: Job, predicted_N: NDArray[np.int64]) -> Judged | None:
         return None
     cells = [label_cell(name) for name in job.source.classes]
     labels = [cells[label] for label in predicted_N]
-    judged = judge_reviews(job.given.reviews, job.target.paths, labels, trained_on(job.run))
+    judged = compare_reviews(job.given.reviews, job.target.paths, labels, trained_on(job.run))
     return judged if judged.labels else None
 
 
@@ -258,10 +258,9 @@ def with_absolute_paths(config: Config) -> Config:
 def _with_domains(config: Config, reporter: Reporter) -> Config:
     """Replace a source that is a folder of domains by these domains, without the target."""
     places, said = expand_domains(places_of(config.data), config.data.target)
-    if said is None:
-        return config
-    reporter.say(said)
-    return replace(config, data=with_sources(config.data, places))
+    for sentence in said:
+        reporter.say(sentence)
+    return replace(config, data=with_sources(config.data, places)) if said else config
 
 
 def extract(

@@ -81,7 +81,7 @@ class Team:
         if self.size > 1:
             dist.all_reduce(torch.zeros(1))
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Shut down together: a process that leaves early would break the others' connections."""
         if self.size > 1:
             with contextlib.suppress(RuntimeError):  # another process has left already

@@ -29,6 +29,11 @@ class Interrupted(BaseException):
         self.exit_code = exit_code
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch could not get enough of the computer's memory."""
+    return "allocate" in str(error)  # torch has no class for it, other than for the GPU's
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, for a message of one sentence."""
     text = str(error).strip()

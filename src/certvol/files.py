@@ -1,4 +1,4 @@
-"""File locks, syncing and atomic writing; no-ops on file systems without locks or fsync.
+"""File locks, syncing and atomic writing, no-ops on file systems without them; paths; modules.
 
 They use `flock`, because the cache needs shared locks and the `filelock` package has no plain ones.
 """
@@ -6,13 +6,16 @@ They use `flock`, because the cache needs shared locks and the `filelock` packag
 import errno
 import fcntl
 import hashlib
+import importlib
 import os
+import pkgutil
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 from certvol.errors import UserError
@@ -32,6 +35,16 @@ def expanded(path: str | os.PathLike[str]) -> Path:
             f"{shown} in {os.fspath(path)} is not a user's home folder; write the path in full, or "
             f"`./{shown}` for a folder of that name"
         ) from None
+
+
+def modules_of(package: str, path: Iterable[str]) -> dict[str, ModuleType]:
+    """Import every module of a package whose name has no underscore in front, by its name.
+
+    `path` is the package's `__path__`.
+    """
+    names = sorted(module.name for module in pkgutil.iter_modules(path))
+    public = [name for name in names if not name.startswith("_")]
+    return {name: importlib.import_module(f"{package}.{name}") for name in public}
 
 
 def check_regular(path: Path) -> None:

@@ -71,8 +71,8 @@ def place_in_team() -> tuple[int, int]:
     rank = os.environ["RANK"]
     if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
         raise UserError(
-            f"RANK {rank[:20]} and WORLD_SIZE {size[:20]} are no place among processes; start "
-            "several with torchrun, or unset both"
+            f"RANK {rank[:20]} is not valid with WORLD_SIZE {size[:20]}; start several processes "
+            "with torchrun, or unset both"
         )
     return int(rank), int(size)
 

@@ -81,6 +81,8 @@ def test_a_run_must_have_been_made_with_the_planned_settings(tmp_path: Path) -> 
     longer = _config(training__cycles=61)
     with pytest.raises(UserError, match=r"`training.cycles` 60, now it is 61"):
         check_same_settings(tmp_path, longer)
+    with pytest.raises(UserError, match=r"`data.max_megapixels` 179.0, now it is 50"):
+        check_same_settings(tmp_path, _config(data__max_megapixels=50.0))
     (tmp_path / "config.yaml").write_text(config.to_yaml().replace("cycles:", "cycels:"))
     with pytest.raises(UserError, match=r"made with invalid settings .*cycels"):
         check_same_settings(tmp_path, config)

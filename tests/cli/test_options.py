@@ -163,6 +163,10 @@ def test_an_empty_argument_is_refused(words: list[str], capsys: pytest.CaptureFi
     assert "is empty" in refused(capsys, *words)
 
 
+def test_a_value_may_end_with_an_equals_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is empty" not in refused(capsys, "adapt", "--out=runs/lr=")
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         run(["--version"])

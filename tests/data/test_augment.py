@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 
-from certvol.data import augment
 from certvol.data.augment import (
     cache_size,
     centre_view,
@@ -303,17 +302,3 @@ def test_invalid_images_are_refused() -> None:
         centre_view(noise(8), Format(9))
     with pytest.raises(ValueError, match="parameters of 2 images"):
         train_view(noise(8), plain(2), Format(8))
-
-
-def test_a_pixel_operation_gets_the_recoloured_view_and_its_choices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    photos, parameters = noise(16, n=2), draw(2)
-    before = train_view(photos, parameters, Format(12))
-    monkeypatch.setattr(
-        augment,
-        "PIXEL_OPERATIONS",
-        [lambda view, choices: view * choices.flip[:, None, None, None]],
-    )
-    after = train_view(photos, parameters, Format(12))
-    assert torch.equal(after, before * parameters.flip[:, None, None, None])

@@ -188,7 +188,7 @@ def test_loops_end_and_real_folders_win_over_links(tmp_path: Path) -> None:
     reasons = dict(listing.problems)
     assert set(reasons) == {"a_link", "z/deep/up", "z/above", "self.jpg", "gone.jpg"}
     for link in ("a_link", "z/deep/up", "z/above"):
-        assert "read already" in reasons[link]
+        assert "already read" in reasons[link]
     assert "broken link" in reasons["gone.jpg"]
 
 

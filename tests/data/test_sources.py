@@ -1,5 +1,6 @@
 """Several sources: their images in one list, folders of domains, and shares."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,13 +105,16 @@ def test_a_folder_of_domains_stands_for_its_domains(domains: list[Path], tmp_pat
     names = [str(root / name) for name in ("one", "three", "two")]
     found, said = expand_domains([root], tmp_path)
     assert found == names
-    assert said is not None
-    assert said.endswith("d holds source domains: one, three, two")
+    assert len(said) == 1
+    assert said[0].endswith("d holds source domains: one, three, two")
     found, said = expand_domains([root], root / "three")
     assert found == [names[0], names[2]]
-    assert said is not None
-    assert said.endswith("one, two; the target is left out")
-    assert expand_domains(domains, root / "three") == ([names[0], names[2]], None)
+    assert said[0].endswith("one, two; the target is left out")
+    assert expand_domains(domains, root / "three") == ([names[0], names[2]], [])
+    copy = shutil.copytree(root, tmp_path / "again")
+    found, said = expand_domains([root, copy], tmp_path)
+    assert len(found) == 6
+    assert [sentence.split(" holds ")[0] for sentence in said] == [str(root), str(copy)]
     with pytest.raises(UserError, match="lies inside one of the domains"):
         expand_domains([root], root / "three" / "dog")
 

@@ -263,5 +263,19 @@ def test_pseudo_labels_of_one_class_only_are_reported(
     relabelled(monkeypatch, np.zeros_like)
     reporter = RecordingReporter()
     run = certvol.adapt(*folders, out=tmp_path / "run", reporter=reporter, **tiny())
-    assert [text for text in reporter.warned if "pseudo-labels fall onto 1 of 3 classes" in text]
+    (text,) = (text for text in reporter.warned if "pseudo-labels use only" in text)
+    assert "use only 1 of 3 classes; if the target has more, lower `training.learning_rate`" in text
     assert_all_finite(run)
+
+
+@pytest.mark.parametrize("allowed", ["apple", "apple,leaf"])
+def test_classes_that_the_prior_rules_out_are_not_missed(
+    allowed: str, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relabelled(monkeypatch, np.zeros_like)
+    reporter = RecordingReporter()
+    settings = tiny(data__target_classes=allowed)
+    certvol.adapt(*folders, out=tmp_path / "run", reporter=reporter, **settings)
+    warned = [text for text in reporter.warned if "pseudo-labels use only" in text]
+    assert len(warned) == (allowed != "apple")
+    assert all("use only 1 of 2 classes" in text for text in warned)

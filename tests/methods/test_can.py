@@ -93,7 +93,7 @@ def test_clusters_give_labels_and_far_images_and_small_classes_are_left_out() ->
     features = centres[torch.tensor([0] * 5 + [1] * 4 + [2] * 2)] * 3.0
     features[4] = torch.ones(method.network.info.dim)  # equally far from all centres
     survey = dataclasses.replace(
-        make_survey(method, len(features)), features_ND=features, source_centres_CD=centres
+        make_survey(method, len(features)), features_ND=features, source_sums_CD=centres
     )
     assert method.label_target(survey).labels_N.tolist() == [0, 0, 0, 0, -1, 1, 1, 1, 1, -1, -1]
 
@@ -109,7 +109,7 @@ def test_clusters_that_have_drifted_are_matched_back_to_the_classes() -> None:
     # The ten rows draw the first centre away from class 0; the three rows near class 0 then join
     # the second centre and draw it to class 0.
     survey = dataclasses.replace(
-        make_survey(method, len(features)), features_ND=features, source_centres_CD=centres
+        make_survey(method, len(features)), features_ND=features, source_sums_CD=centres
     )
     assert spherical_kmeans(features, centres)[0].tolist() == [0] * 10 + [1] * 4 + [2, 3]
     assert method.label_target(survey).labels_N.tolist() == [1] * 10 + [0] * 4 + [2, 3]

@@ -17,7 +17,7 @@ from certvol.data.augment import cache_size, centre_view
 from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict.export import Exported
-from certvol.predict.measure import measure
+from certvol.predict.measures import run_with_measures
 from certvol.settings import TrainingConfig, resolve, settings_of
 from support.methods import CLASSES, METHODS, fitted, make_batch, make_method
 
@@ -241,7 +241,7 @@ def test_a_method_is_measured_and_exported_with_its_own_logits(name: str) -> Non
     with torch.no_grad():
         logits_NC = method.logits(method.network.features(images_NCHW))
         exported_NC = Exported(method)(pixels_NHW3)[0]
-    outputs = measure(method, [images_NCHW], TARGET, TrainingConfig(mc_passes=40))
+    outputs = run_with_measures(method, [images_NCHW], TARGET, TrainingConfig(mc_passes=40))
     assert outputs.labels_N.tolist() == logits_NC.argmax(dim=1).tolist()
     assert outputs.measures["logit"] == pytest.approx(logits_NC.amax(dim=1).numpy(), abs=1e-5)
     assert exported_NC.numpy() == pytest.approx(logits_NC.numpy(), abs=1e-4)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from certvol.methods import cvp
 from certvol.nn.network import Network, seeded_backbone
 from certvol.predict import export
 from certvol.predict.export_formats import FORMATS, METADATA_FILE, Exporter
-from certvol.settings import ModelConfig
+from certvol.predict.model import Model
+from certvol.settings import Config, ModelConfig
 from support.images import tiny
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
@@ -165,9 +167,10 @@ def test_backbones_of_timm_are_exported(backbone: str, mode: str) -> None:
     pytest.importorskip("onnxscript")
     config = ModelConfig(backbone=backbone, weights="none", norm=mode)  # type: ignore[arg-type]
     module, info = seeded_backbone(config, None, 0)
-    exported = export.Exported(
-        cvp.Method(Network(module, info, 5, config), cvp.Method.Config())
-    ).eval()
+    method = cvp.Method(Network(module, info, 5, config), cvp.Method.Config()).eval()
+    settings = Config(method_name="cvp", method=method.config, model=config)
+    model = Model(method, list("abcde"), settings, torch.device("cpu"))
+    exported = export.Exported(method).eval()
     size, outputs = cache_size(info.image_size), ["logits", "sigma"]
     metadata = {
         "input": "images",
@@ -178,7 +181,7 @@ def test_backbones_of_timm_are_exported(backbone: str, mode: str) -> None:
     }
     for exporter in FORMATS.values():
         content = exporter.write(export._program(exported, metadata), metadata)
-        assert export._difference(content, exporter, exported, metadata) < 1e-4
+        assert export._difference(content, exporter, model, metadata) < 1e-4
 
 
 def test_export_uses_the_statistics_of_the_target(root: Path) -> None:
@@ -208,6 +211,36 @@ def test_a_file_that_differs_is_not_written(
         )
         assert "nothing was written" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", ["views", "temperature", "features"])
+def test_a_wrong_wrapper_of_the_model_is_noticed(
+    wrong: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = root / "run"
+    if wrong == "views":
+        normalise = export.Exported.forward
+        monkeypatch.setattr(
+            export.Exported, "forward", lambda self, inputs: normalise(self, inputs.flip(3))
+        )
+    elif wrong == "temperature":
+        monkeypatch.setattr(export.ExportedHead, "__init__", _hot(export.ExportedHead.__init__))
+    else:
+        run = _fitted_run("jda", tmp_path)[0].path
+        head = export.ExportedHead.forward
+        monkeypatch.setattr(
+            export.ExportedHead, "forward", lambda self, inputs: head(self, -inputs)
+        )
+    with pytest.raises(certvol.errors.RunFailed, match="differs from the model by"):
+        export.export(run, tmp_path / "m.pt2", "torch")
+    assert not (tmp_path / "m.pt2").exists()
+
+
+def _hot(initialise: Callable[..., None]) -> Callable[..., None]:
+    def changed(self: export.ExportedHead, method: Any, temperature: float) -> None:
+        initialise(self, method, 2 * temperature)
+
+    return changed
 
 
 def test_a_new_format_is_one_entry_and_is_written_as_itself(
@@ -266,13 +299,8 @@ def test_damaged_thresholds_are_refused(content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["jda", "gtda", "rwa", "prda"])
 def test_a_fitted_head_is_exported(method: str, tmp_path: Path) -> None:
     """Above 25 rows torch computes distances, of stored rows too, differently."""
-    draw, labels = np.random.default_rng(0), np.repeat(["a", "b", "c"], 12)
-    rows = (4 * np.eye(3, 5)[np.arange(36) // 12] + draw.normal(size=(36, 5))).astype(np.float32)
-    np.savez(tmp_path / "source.npz", features=rows, labels=labels)
-    np.savez(tmp_path / "target.npz", features=rows[:30] + 0.3)
-    files = (tmp_path / "source.npz", tmp_path / "target.npz")
-    settings = tiny(method__name=method, model__backbone="features-5")
-    model = certvol.adapt(*files, out=tmp_path / "run", **settings).model()
+    run, rows = _fitted_run(method, tmp_path)
+    model = run.model()
     for name, exporter in FORMATS.items():
         if name == "onnx":
             pytest.importorskip("onnxscript")
@@ -283,3 +311,14 @@ def test_a_fitted_head_is_exported(method: str, tmp_path: Path) -> None:
             (logits,) = exporter.run(content, torch.from_numpy(inputs))
             predicted = model.predict(inputs).probabilities
             assert softmax(logits) == pytest.approx(predicted, abs=1e-4)
+
+
+def _fitted_run(method: str, tmp_path: Path) -> tuple[certvol.Run, NDArray[np.float32]]:
+    """Return a run on features by a method in closed form, and its source's rows."""
+    draw, labels = np.random.default_rng(0), np.repeat(["a", "b", "c"], 12)
+    rows = (4 * np.eye(3, 5)[np.arange(36) // 12] + draw.normal(size=(36, 5))).astype(np.float32)
+    np.savez(tmp_path / "source.npz", features=rows, labels=labels)
+    np.savez(tmp_path / "target.npz", features=rows[:30] + 0.3)
+    files = (tmp_path / "source.npz", tmp_path / "target.npz")
+    settings = tiny(method__name=method, model__backbone="features-5")
+    return certvol.adapt(*files, out=tmp_path / "run", **settings), rows

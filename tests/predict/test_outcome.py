@@ -78,7 +78,7 @@ def test_features_are_those_of_both_models(labelled: certvol.Run) -> None:
         labelled.path.parent / "target" / read_table(labelled.path / "measures.csv")[i]["path"]
         for i in features["indices"]
     ]
-    for name, which, statistics in (("adapted", "model", 1), ("pretrained", "pretrained", 0)):
+    for name, which, statistics in (("adapted", "delivered", 1), ("pretrained", "pretrained", 0)):
         model = certvol.load(labelled.path, which=which)  # type: ignore[arg-type]
         with torch.no_grad(), model.method.network.rows_of(domain=statistics):
             expected = model.method.network.features(model._view(files))

@@ -10,7 +10,7 @@ import pytest
 from certvol.errors import UserError
 from certvol.predict.evidence import Evidence
 from certvol.predict.max_error import Judged
-from certvol.predict.verdict import describe, facts_of, judge, read_verdict
+from certvol.predict.verdict import describe, facts_of, make_verdict, read_verdict
 from certvol.runs.tables import json_text
 
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -40,8 +40,14 @@ def _evidence(**changed: Any) -> Evidence:
     return Evidence(**{**found, **changed})
 
 
+def _held_out(images: int) -> dict[str, Any]:
+    """Return evidence on the first of the held-out source images only."""
+    labels_S = LABELS_S[:images]
+    return {"labels_S": labels_S, "before_SC": _sure(labels_S), "after_SC": _sure(labels_S)}
+
+
 def test_a_run_without_any_sign_of_trouble_can_be_used() -> None:
-    found = judge(_evidence(), CLASSES)
+    found = make_verdict(_evidence(), CLASSES)
     assert found["verdict"] == "use it"
     assert found["reasons"] == ["an estimated 97 % of the predictions are correct"]
     assert found["line"] == f"use it: {found['reasons'][0]}"
@@ -77,19 +83,21 @@ def test_a_run_without_any_sign_of_trouble_can_be_used() -> None:
         ),
         (
             "look first",
-            "without held-out source images (`data.holdout`), nothing was measured",
-            {
-                "labels_S": LABELS_S[:0],
-                "before_SC": _sure(LABELS_S[:0]),
-                "after_SC": _sure(LABELS_S[:0]),
-            },
+            "no source images are held out, so accuracy was not measured; raise `data.holdout`",
+            _held_out(0),
+        ),
+        (
+            "look first",
+            "only 9 source images are held out, too few to measure accuracy; raise `data.holdout` "
+            "or add source images",
+            _held_out(9),
         ),
     ],
 )
 def test_each_sign_of_trouble_has_its_word_and_its_reason(
     word: str, reason: str, changed: dict[str, Any]
 ) -> None:
-    found = judge(_evidence(**changed), CLASSES)
+    found = make_verdict(_evidence(**changed), CLASSES)
     assert found["verdict"] == word
     assert reason in found["reasons"]
 
@@ -99,7 +107,7 @@ def test_the_most_serious_reason_comes_first() -> None:
         "after_SC": _sure(_with_errors(LABELS_S, 40)),
         "after_NC": _sure(_with_errors(LABELS_N, 80)),
     }
-    found = judge(_evidence(**changed), CLASSES)
+    found = make_verdict(_evidence(**changed), CLASSES)
     assert found["verdict"] == "do not use it"
     assert found["reasons"][0].startswith("accuracy on held-out source images fell")
     assert found["reasons"][-1].startswith("adaptation changed")
@@ -110,14 +118,14 @@ def test_random_labels_correct_the_estimate_but_no_sign_of_trouble() -> None:
     judged = Judged(np.arange(60), wrong_n, np.zeros(60, dtype=bool))
     without, corrected = facts_of(_evidence()), facts_of(_evidence(), judged)
     assert 0.25 < corrected.accuracy < without.accuracy
-    found = judge(_evidence(), CLASSES, judged)
+    found = make_verdict(_evidence(), CLASSES, judged)
     assert found["verdict"] != "use it"
     assert found["accuracy"]["labels"] == 60
     assert "from 60 random labels" in "\n".join(describe(found))
 
 
 def test_the_figures_and_the_lines_say_what_adaptation_changed() -> None:
-    found = judge(_evidence(after_NC=_sure(np.where(LABELS_N == 0, 1, LABELS_N))), CLASSES)
+    found = make_verdict(_evidence(after_NC=_sure(np.where(LABELS_N == 0, 1, LABELS_N))), CLASSES)
     assert found["changed"] == {"images": 50, "share": 0.25}
     assert found["classes"]["ant"] == {"before": 50, "after": 0}
     assert found["classes"]["bee"] == {"before": 50, "after": 100}
@@ -131,15 +139,27 @@ def test_the_figures_and_the_lines_say_what_adaptation_changed() -> None:
     )
 
 
+def test_the_lines_say_if_the_counts_are_of_a_sample() -> None:
+    changed = _evidence(after_NC=_sure(np.where(LABELS_N == 0, 1, LABELS_N)))
+    found = make_verdict(changed, CLASSES, target_images=5000)
+    assert (found["images"], found["target_images"]) == (200, 5000)
+    assert describe(found)[-1] == (
+        "adaptation changed 50 of 200 sampled predictions (25 %); sampled images per class: ant 50 "
+        "to 0, bee 50 to 100"
+    )
+    del found["target_images"]  # as in files of older versions
+    assert describe(found)[-1].startswith("adaptation changed 50 of 200 predictions (25 %); images")
+
+
 def test_a_method_in_closed_form_is_not_judged_by_the_source() -> None:
-    found = judge(_evidence(after_SC=_sure(LABELS_S[:0])), CLASSES)
+    found = make_verdict(_evidence(after_SC=_sure(LABELS_S[:0])), CLASSES)
     assert found["source"]["after"] is None
     assert all("fell from" not in reason for reason in found["reasons"])
     assert any(line.endswith("95.0 % before adaptation") for line in describe(found))
 
 
 def test_the_file_is_read_back_and_refused_if_damaged(tmp_path: Path) -> None:
-    found, file = judge(_evidence(), CLASSES), tmp_path / "verdict.json"
+    found, file = make_verdict(_evidence(), CLASSES), tmp_path / "verdict.json"
     file.write_text(json_text(found))
     assert read_verdict(file) == json.loads(file.read_text())
     for damaged in ({**found, "verdict": "maybe"}, {**found, "format": "certvol/0"}, [1]):

@@ -179,6 +179,7 @@ def test_the_verdict_comes_first_with_its_facts_and_says_which_labels_it_used(
         "images": 60,
         "source": {"images": 20, "before": 0.9, "after": 0.85},
         "changed": {"images": 6, "share": 0.1},
+        "classes": {"apple": {"before": 20, "after": 26}},
         "accuracy": {"estimate": 0.71, "usual_error": 0.08, "labels": 0},
     }
     (made.path / "verdict.json").write_text(json.dumps(found))
@@ -192,3 +193,7 @@ def test_the_verdict_comes_first_with_its_facts_and_says_which_labels_it_used(
     words = _page(made).words
     assert "The verdict uses 100 reviewed labels of the target." in words
     assert "Estimated accuracy 92 % Held-out" in words
+    assert "Changed predictions 10 % of 60 Predicted images per class" in words
+    (made.path / "verdict.json").write_text(json.dumps({**found, "target_images": 5000}))
+    words = _page(made).words
+    assert "Changed predictions 10 % of 60 sampled images Predictions of sampled images" in words

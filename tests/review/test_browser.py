@@ -56,7 +56,7 @@ def test_thirty_images_labelled_by_keyboard_outlive_a_kill(
     browser: Browser, tmp_path: Path, screenshots: Path
 ) -> None:
     made = made_for_review(tmp_path, 300, classes=CLASSES)
-    words = ["--labels", "25", "--risk", "0.8"]
+    words = ["--labels", "25", "--max-error", "0.8"]
     keys = ["1", "2", "1", "1", "-", "1", "1", "?", "1", "1"] * 2
     with reviewing(made, *words) as (process, address):
         browser.open(address)

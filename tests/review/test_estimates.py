@@ -8,7 +8,7 @@ import pytest
 
 from certvol.errors import UserError
 from certvol.predict import reject
-from certvol.predict.max_error import Judged, in_units, judge
+from certvol.predict.max_error import Judged, compare_reviews, in_units
 from certvol.review.estimates import estimate
 from certvol.review.sampling import STRATA, random_order, strata
 from certvol.review.target import open_target
@@ -111,7 +111,7 @@ def test_figures_equal_naive_counts(tmp_path: Path) -> None:
 def test_an_image_that_cannot_be_told_counts_as_an_error_for_the_threshold() -> None:
     reviews = [Review("a", "x", "random"), Review("b", None, "random", "unsure")]
     reviews += [Review("c", None, "random", "none"), Review("d", "x", "chosen")]
-    judged = judge(reviews, ["d", "c", "b", "a"], ["x", "x", "x", "x"])
+    judged = compare_reviews(reviews, ["d", "c", "b", "a"], ["x", "x", "x", "x"])
     assert judged.rows_n.tolist() == [3, 2, 1]
     assert judged.wrong_n.tolist() == [False, False, True]
     assert judged.errors_n.tolist() == [False, True, True]

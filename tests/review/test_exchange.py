@@ -145,6 +145,6 @@ def test_mistakes_on_the_command_line_are_named(
     assert ".json or .csv" in refused(capsys, *words, "--export", str(tmp_path / "tasks.txt"))
     assert "cannot read" in refused(capsys, *words, "--import", str(tmp_path / "none.csv"))
     assert "--labels must be" in refused(capsys, *words, "--labels", "0")
-    assert "--risk must lie" in refused(capsys, *words, "--risk", "1")
+    assert "--max-error must lie" in refused(capsys, *words, "--max-error", "1")
     assert "two steps" in refused(capsys, *words, "--import", "a", "--export", "b.json")
     assert "holds no run" in refused(capsys, "review", str(tmp_path))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from certvol.errors import UserError
-from certvol.runs.review_labels import Review, parse_review, read_review, rows_by_path
+from certvol.runs.review_labels import Review, parse_review, read_review, row_of_path
 
 HEAD = "path,label,answer,kind\n"
 CLASSES = ["Mug", "=Bike", "a,b"]
@@ -80,6 +80,6 @@ def test_a_file_that_is_missing_or_not_text_is_a_users_mistake(tmp_path: Path) -
 
 
 def test_two_images_of_one_path_cannot_be_labelled() -> None:
-    assert rows_by_path(["a.png", "=b.png"]) == {"a.png": 0, "./=b.png": 1}
+    assert row_of_path(["a.png", "=b.png"]) == {"a.png": 0, "./=b.png": 1}
     with pytest.raises(UserError, match=r"two target images have the path \./=b\.png"):
-        rows_by_path(["=b.png", "a.png", "./=b.png"])
+        row_of_path(["=b.png", "a.png", "./=b.png"])

@@ -248,11 +248,11 @@ def test_a_mode_that_lost_the_source_is_out() -> None:
         "per_domain": {"source_accuracy": 0.81},
         "frozen": {"source_accuracy": 0.9},
     }
-    kept = validators.keeps_source(trials, 0.75)
+    kept = validators.drop_modes_that_lost_source(trials, 0.75)
     assert kept == {**trials, "mixed": None}
     assert list(kept) == list(validators.NORM_MODES)
     unknown = {"mixed": trials["mixed"], "per_domain": None, "frozen": {"source_accuracy": None}}
-    assert validators.keeps_source(unknown, 0.75) == unknown
+    assert validators.drop_modes_that_lost_source(unknown, 0.75) == unknown
 
 
 @pytest.mark.parametrize(

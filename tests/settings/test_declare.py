@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from certvol.settings import Range, setting, settings_of
+from certvol.settings import WITHOUT_EFFECT, Range, setting, settings_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,14 @@ def test_a_declared_setting_is_an_ordinary_dataclass_field() -> None:
         "Weight of the loss.",
     )
     assert declared.range == Range(at_least=0)
+
+
+def test_a_setting_says_whether_it_affects_the_result() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        cycles: int = setting(1, help="Cycles.")
+        workers: int = setting(1, affects_result=False, help="Processes.")
+
+    assert [each.affects_result for each in settings_of(Config)] == [True, False]
+    assert {"data.workers", "training.device", "guard.keep"} <= WITHOUT_EFFECT
+    assert not {"data.max_megapixels", "data.target_prior", "training.seed"} & WITHOUT_EFFECT

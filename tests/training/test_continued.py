@@ -20,7 +20,7 @@ def first(folders: Domains, tmp_path: Path) -> Path:
 
 def test_another_share_of_held_out_images_is_refused(first: Path, tmp_path: Path) -> None:
     """Images that trained the model would judge it."""
-    with pytest.raises(UserError, match=r"`data\.holdout` stays 0\.1"):
+    with pytest.raises(UserError, match=r"keeps `data\.holdout` 0\.1; leave"):
         certvol.adapt(from_run=first, out=tmp_path / "run", data={"holdout": 0.3})
     assert not (tmp_path / "run").exists()
 

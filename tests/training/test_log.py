@@ -23,7 +23,7 @@ from certvol.training.log import (
     medians,
     sigma_warnings,
 )
-from support.images import tiny, write_domain
+from support.images import tiny
 from support.methods import make_batch, make_method
 from support.reporter import RecordingReporter
 from support.stop_at import StopAt
@@ -154,18 +154,14 @@ def test_too_few_steps_give_no_estimate() -> None:
 
 
 def test_the_estimate_counts_the_remaining_steps_of_both_phases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run has 12 + 3 x 4 steps; if it resumes after three, 21 are left."""
     monkeypatch.setattr(training_log, "LONG", 0.0)
-    source, target = (
-        write_domain(tmp_path / "source"),
-        write_domain(tmp_path / "target", shift=20, seed=1),
-    )
     first, second = RecordingReporter(), RecordingReporter()
     with pytest.raises(Interrupted):
         certvol.adapt(
-            source, target, out=tmp_path / "run", reporter=first, stop_signal=StopAt(3), **tiny()
+            *folders, out=tmp_path / "run", reporter=first, stop_signal=StopAt(3), **tiny()
         )
     certvol.adapt(resume=tmp_path / "run", reporter=second)
     assert warnings_of(first) == []
@@ -174,17 +170,12 @@ def test_the_estimate_counts_the_remaining_steps_of_both_phases(
 
 
 def test_a_frozen_backbone_gives_no_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_log, "LONG", 0.0)
-    source, target = (
-        write_domain(tmp_path / "source"),
-        write_domain(tmp_path / "target", shift=20, seed=1),
-    )
     listener = RecordingReporter()
-    certvol.adapt(
-        source, target, out=tmp_path / "run", reporter=listener, **tiny(model__train="head")
-    )
+    frozen = tiny(model__train="head")
+    certvol.adapt(*folders, out=tmp_path / "run", reporter=listener, **frozen)
     assert warnings_of(listener) == []
 
 

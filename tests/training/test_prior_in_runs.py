@@ -30,7 +30,7 @@ def test_absent_classes_are_neither_trained_on_nor_predicted(
     settings = {"method__name": method, "training__pseudo_labels": rule}
     run, _ = _adapt(folders, tmp_path / "run", data__target_classes="leaf,sky", **settings)
     assert set(read_column(run.path / "predictions.csv", "label")) <= {"leaf", "sky"}
-    for which in ("model", "pretrained"):
+    for which in ("delivered", "pretrained"):
         model = certvol.load(run.path, "cpu", which)
         found = model.predict(sorted((folders[1] / "apple").iterdir()))
         assert set(found.labels) <= {"leaf", "sky"}

@@ -22,6 +22,7 @@ from certvol.training.optimizers import OPTIMIZERS, OptimizerKind
 from certvol.training.step import Stepper
 from support.images import tiny
 from support.methods import CLASSES, make_method
+from support.watched_steps import Step, watch_steps
 
 
 @pytest.mark.parametrize(
@@ -274,22 +275,12 @@ def test_stages_start_without_momentum(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without: list[int] = []
-    step: Any = Stepper.step
 
-    def watched(
-        self: Stepper,
-        plan: Any,
-        index: int,
-        place: int,
-        progress: float,
-        adapting: bool,
-        rate: float,
-    ) -> Any:
-        if adapting and not self.optimizer.state:
-            without.append(place)
-        return step(self, plan, index, place, progress, adapting, rate)
+    def look(stepper: Stepper, step: Step) -> None:
+        if step.adapting and not stepper.optimizer.state:
+            without.append(step.place)
 
-    monkeypatch.setattr(Stepper, "step", watched)
+    watch_steps(monkeypatch, look)
     settings = tiny(
         method__name="rsda_dann", method__rounds=2, training__cycles=2, training__cycle_steps=2
     )

@@ -22,6 +22,7 @@ from certvol.training.step import Stepper
 from support.images import HUES, tiny
 from support.run_folders import weights
 from support.stop_at import StopAt
+from support.watched_steps import Step, watch_steps
 
 METHODS = list(discover())
 
@@ -287,7 +288,6 @@ def test_a_stage_starts_from_the_pretrained_weights_with_the_labels_of_the_stage
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[int, float, bool]] = []
-    step: Any = Stepper.step
     surveyed: list[int] = []
     label_target = Labeller.label_target
 
@@ -295,25 +295,16 @@ def test_a_stage_starts_from_the_pretrained_weights_with_the_labels_of_the_stage
         surveyed.append(survey.stage)
         return label_target(self, survey)
 
-    def watched(
-        self: Stepper,
-        plan: Any,
-        index: int,
-        place: int,
-        progress: float,
-        adapting: bool,
-        rate: float,
-    ) -> Any:
-        if adapting:
-            now = self.method.network.classifier.output.weight.detach()
+    def look(stepper: Stepper, step: Step) -> None:
+        if step.adapting:
+            now = stepper.method.network.classifier.output.weight.detach()
             start = read_tensors(tmp_path / "run" / "pretrained.safetensors")[
                 "network.classifier.output.weight"
             ]
-            begun.append((place, progress, torch.equal(now, start)))
-            assert rate == pytest.approx(0.01 / (1 + 10 * progress) ** 0.75)
-        return step(self, plan, index, place, progress, adapting, rate)
+            begun.append((step.place, step.progress, torch.equal(now, start)))
+            assert step.rate == pytest.approx(0.01 / (1 + 10 * step.progress) ** 0.75)
 
-    monkeypatch.setattr(Stepper, "step", watched)
+    watch_steps(monkeypatch, look)
     monkeypatch.setattr(Labeller, "label_target", watched_labels)
     settings = tiny(
         method__name="rsda_dann", method__rounds=2, training__cycles=2, training__cycle_steps=2

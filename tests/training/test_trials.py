@@ -73,9 +73,9 @@ def test_a_chosen_trial_is_the_run_of_that_mode(
         first, second = load_file(tried.path / name), load_file(told / name)
         assert all(torch.equal(first[key], second[key]) for key in second), name
     (sentence,) = [text for text in reporter.said if text.startswith("norm mode")]
-    seen = "entropy, mutual information and classes in use after 2 trial cycles"
-    assert sentence.startswith(f"norm mode: {mode} ({seen}: frozen ")
-    rule = "each must have 0.055 less entropy, or 0.055 more mutual information and 2.8 classes)"
+    assert sentence.startswith(f"norm mode `{mode}` chosen after 2 trial cycles. Entropy, mutual ")
+    assert "classes in use: frozen " in sentence
+    rule = "by 0.055 in entropy, or in mutual information with at least 2.8 classes in use."
     assert sentence.endswith(f"; {rule}")  # log 3 / 20
     states = [path for path in (tried.path / "checkpoint").iterdir() if path.is_dir()]
     assert states == []

@@ -72,10 +72,13 @@ CLAIMS = (
     ),
     _percent("sigma of the source drops when adaptation starts", "e", "% less", "drop source"),
     _percent(
-        "sigma of the target is then below that of the source before", "e", "% less", "drop target"
+        "the target's sigma then falls below the source's sigma before adaptation",
+        "e",
+        "% less",
+        "drop target",
     ),
     _percent(
-        "the source's recovers sooner than the target's",
+        "the source's sigma recovers sooner than the target's",
         "e",
         "% of adaptation sooner",
         "lead of source",
@@ -103,7 +106,7 @@ class ClaimOutcome:
 
     @property
     def verdict(self) -> str:
-        return VERDICTS[significance.judge(self.effects, self.p)]
+        return VERDICTS[significance.classify_effect(self.effects, self.p)]
 
 
 def find(done: Sequence[Result]) -> list[ClaimOutcome]:

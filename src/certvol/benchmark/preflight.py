@@ -1,4 +1,6 @@
-"""Catch errors that would fail every run, or average over settings, before a benchmark starts."""
+"""Before a benchmark starts, catch errors that would fail every run, and earlier runs whose
+settings differ.
+"""
 
 import json
 from pathlib import Path
@@ -10,15 +12,9 @@ from certvol.errors import UserError
 from certvol.nn.backbones import describe
 from certvol.runs.folder import RunFolder
 from certvol.scores.validators import VALIDATORS
-from certvol.settings import Config, flatten, read_settings_file
+from certvol.settings import WITHOUT_EFFECT, Config, flatten, read_settings_file
 
-# Settings that change where and how fast a run computes, but not its result, and the seed.
-WITHOUT_EFFECT = frozenset(
-    "data.source data.more_sources data.target data.cache_dir data.cache_limit_gb data.workers "
-    "data.device_share data.max_megapixels data.decode_seconds training.device training.seed "
-    "training.log_every training.tensorboard training.checkpoint_seconds "
-    "training.checkpoint_previous training.compile training.record model.hub guard.keep".split()
-)
+MAY_DIFFER = WITHOUT_EFFECT | {"training.seed"}  # between the runs that a mean is taken over
 
 # What a benchmark writes into its folder after `benchmark.json`.
 WRITTEN = "results.csv table.md table.tex table.csv attempts.jsonl settings figures".split()
@@ -101,7 +97,7 @@ def check_same_settings(folder: Path, planned: Config) -> None:
     now = flatten(planned.as_dict(), "settings")
     if now["model.feature_dims"] is None:  # each run chooses, by its number of images
         now["model.feature_dims"] = before["model.feature_dims"]
-    for name in sorted({*before, *now} - WITHOUT_EFFECT):
+    for name in sorted({*before, *now} - MAY_DIFFER):
         if before.get(name) != now.get(name):
             raise UserError(
                 f"{folder} was made with `{name}` {before.get(name)}, now it is {now.get(name)}; "

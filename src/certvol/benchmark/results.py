@@ -38,8 +38,6 @@ class Cycles:
 
     def chosen_by(self, validator: str) -> int | None:
         """Return the index of the best healthy cycle, the newest of equals; None without scores."""
-        if validator == "last":
-            return len(self.accuracy) - 1
         if validator not in self.scores:
             return None
         everything = range(len(self.healthy))

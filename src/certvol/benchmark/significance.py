@@ -56,7 +56,7 @@ def least_p(pairs: int) -> float:
     return min(1.0, 2.0 ** (1 - pairs))
 
 
-def judge(differences: Sequence[float], p: float) -> str:
+def classify_effect(differences: Sequence[float], p: float) -> str:
     """Return one of TOO_FEW, NOISE, POSITIVE and NEGATIVE."""
     if least_p(len(differences)) >= LEVEL:
         return TOO_FEW

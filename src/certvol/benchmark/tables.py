@@ -31,8 +31,8 @@ NO_SCORES = {
 }
 WATCHED_NOTE = (
     "The validator's choice and the oracle come from the predictions that each run keeps per cycle "
-    "on some fixed target images (`guard.images`). Their difference to the delivered model's is "
-    "added to its accuracy on the whole target."
+    "on some fixed target images (`guard.images`). To compare them, we add the difference on these "
+    "images to the delivered model's accuracy on the whole target."
 )
 
 
@@ -147,7 +147,7 @@ def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Tab
             continue
         gains = list(by_pair.values())
         p = sign_flip_p(gains)
-        verdict = GAIN_VERDICTS[significance.judge(gains, p)]
+        verdict = GAIN_VERDICTS[significance.classify_effect(gains, p)]
         words = str(len(gains)), _p(p), _p(tasks_p(by_pair)), verdict
         rows.append(Row(method, [mean_and_deviation(gains), *map(_text, words)]))
     title = f"gain over {baseline} in points, over pairs of the same task and seed"
@@ -281,7 +281,7 @@ def _seeds_note(done: Sequence[Result], methods: list[str], tasks: list[str]) ->
     if not counts:
         return "No runs."
     if min(counts) < max(counts):
-        return f"{min(counts)} to {max(counts)} seeds per cell, so cells differ in certainty."
+        return f"{min(counts)} to {max(counts)} seeds per cell, so some means are less reliable."
     return f"{counts[0]} {'seed' if counts[0] == 1 else 'seeds'} per cell."
 
 

@@ -5,14 +5,11 @@ exit code. It imports what needs torch inside `run`, so that `certvol --help` st
 with a leading underscore hold what several commands share.
 """
 
-import importlib
-import pkgutil
 from types import ModuleType
+
+from certvol.files import modules_of
 
 
 def discover() -> dict[str, ModuleType]:
     """Return every command's module by name; `list_.py` is the command `list`."""
-    names = sorted(
-        module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
-    )
-    return {name.rstrip("_"): importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name.rstrip("_"): module for name, module in modules_of(__name__, __path__).items()}

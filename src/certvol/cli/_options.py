@@ -97,7 +97,8 @@ def build_parser(commands: Mapping[str, ModuleType]) -> tuple[Parser, dict[str, 
 def read(arguments: Sequence[str], commands: Mapping[str, ModuleType]) -> argparse.Namespace | None:
     """Parse the arguments, with all settings in `settings`; None if help was printed instead."""
     for option, word in pairwise(["", *arguments]):
-        if word == "" or (word.startswith("--") and word.endswith("=")):
+        without_value = word.startswith("--") and word.partition("=")[1:] == ("=", "")
+        if word == "" or without_value:
             name = word[:-1] or (option if option.startswith("--") else "an argument")
             raise UserError(f"`{name}` is empty; give a value, or `.` for the current folder")
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:

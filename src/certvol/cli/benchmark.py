@@ -29,7 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vary", action="append", default=[], metavar="VALUES", help=vary)
     baseline = "method that gains are tested against (default: basic)"
     parser.add_argument("--baseline", metavar="NAME", help=baseline)
-    select = "validator of the tables' column `selected` (default: %(default)s)"
+    select = (
+        "validator that chooses a cycle for the column `chosen by validator` (default: %(default)s)"
+    )
     parser.add_argument("--select", default="mutual_information", metavar="NAME", help=select)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at a time")
     ray = "run on a Ray cluster; `local` starts one here"

@@ -32,8 +32,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.json is not None:
         check_output(options.json, "--json", [*options.source, options.target])
     sources, said = expand_domains(options.source, options.target)
-    if said is not None:
-        print(said)
+    for sentence in said:
+        print(sentence)
     of_features = any(map(is_feature_file, [*sources, options.target]))
     what = "rows" if of_features else "images"
     report = check(sources, options.target, DataConfig(), reporter)

@@ -65,7 +65,7 @@ def certainty_tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], Ro
     titles = {name: f"{name}: {measure['title']}" for name, measure in found["measures"].items()}
     shares = list(next(iter(kept.values())))
     yield (
-        "certainty: which measure knows best when the model is wrong",
+        "certainty: how well each measure finds errors",
         ["measure", "AUROC", "AURC", *(f"{percent(float(share), 0)} % kept" for share in shares)],
         [
             [titles[name], _text(auroc[name]), _text(found["aurc"][name])]
@@ -73,7 +73,7 @@ def certainty_tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], Ro
             for name in auroc
         ],
         "AUROC: how well the measure separates correct from wrong predictions; 0.5 is chance, 1 is "
-        "best.\nAURC: the mean error while rejecting; 0 is best, "
+        "best.\nAURC: the mean error over all rejection rates; 0 is best, "
         f"{_text(1 - found['accuracy'])} is chance.\nLast columns: accuracy, %, of the most "
         f"certain images. Calibration error (ECE) of the probability: {_text(found['ece'])}.",
     )

@@ -30,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--measure", metavar="NAME", help=measure)
     use = "model to predict with: the one the run delivered, or the one before adaptation"
-    parser.add_argument("--use", choices=("delivered", "pretrained"), default="delivered", help=use)
+    parser.add_argument(
+        "--use", dest="which", choices=("delivered", "pretrained"), default="delivered", help=use
+    )
     rejected = "copy rejected images there, least certain first"
     parser.add_argument("--rejected-dir", metavar="DIR", help=rejected)
     device = help_of("training.device")
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.predict.new_images import PredictOptions, predict
 
     names = ("run", "images", "out", "coverage", "min_certainty", "measure", "rejected_dir")
-    given = {name: getattr(options, name) for name in (*names, "max_error", "device", "use")}
+    given = {name: getattr(options, name) for name in (*names, "max_error", "device", "which")}
     found = predict(PredictOptions(**given), reporter)
     for path, reason in found.skipped[:NAMED_FILES]:
         reporter.warn(f"skipped {printable(path)}: {reason}")

@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
     from certvol.cli._console import printable
-    from certvol.data.sources import SEPARATOR
+    from certvol.data.sources import split_places
     from certvol.report import page
     from certvol.report import paper_figures as papers
     from certvol.report.records import read_record
@@ -44,9 +44,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         page_folder = records[0].path if options.out is None else Path(options.out).parent
         images = [each.settings.get(f"data.{name}") for each in records for name in DOMAINS]
         more = [each.settings.get("data.more_sources") for each in records]
-        images += [
-            place for each in more if isinstance(each, str) for place in each.split(SEPARATOR)
-        ]
+        images += [place for each in more if isinstance(each, str) for place in split_places(each)]
         places = [options.target, *(each for each in images if isinstance(each, str))]
         check_outside(page_folder / "figures", places)
     if several:

@@ -13,8 +13,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN")
     labels = "random images to label, then as many chosen to help training (default: 100)"
     parser.add_argument("--labels", type=int, metavar="N", default=100, help=labels)
-    risk = "share of accepted images that may be wrong, for the threshold shown (default: 0.05)"
-    parser.add_argument("--risk", type=float, metavar="SHARE", default=0.05, help=risk)
+    error = "share of accepted images that may be wrong, for the threshold shown (default: 0.05)"
+    parser.add_argument("--max-error", type=float, metavar="SHARE", default=0.05, help=error)
     images = "where the target images are now, if they were moved"
     parser.add_argument("--images", metavar="FOLDER", help=images)
     port = "port of the page (default: the first free one from 8765)"
@@ -34,17 +34,17 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
 
     if options.labels < 1:
         raise UserError(f"--labels must be 1 or more, found {options.labels}")
-    if not 0 < options.risk < 1:
-        raise UserError(f"--risk must lie between 0 and 1, found {options.risk}")
+    if not 0 < options.max_error < 1:
+        raise UserError(f"--max-error must lie between 0 and 1, found {options.max_error}")
     if options.export is not None and options.answers is not None:
         raise UserError("--export and --import are two steps; give one of them")
     if options.export is not None:
         lines = commands.export_tasks(options.run, options.labels, options.export)
     elif options.answers is not None:
-        lines = commands.import_answers(options.run, options.answers, options.risk)
+        lines = commands.import_answers(options.run, options.answers, options.max_error)
     else:
         given = commands.ReviewOptions(
-            options.run, options.labels, options.risk, options.images, options.device
+            options.run, options.labels, options.max_error, options.images, options.device
         )
         lines = commands.label(given, options.port, not options.no_browser, reporter)
     for line in lines:

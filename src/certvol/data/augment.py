@@ -86,12 +86,6 @@ class WarpParameters:
         return WarpParameters(**{name: values_N[index] for name, values_N in vars(self).items()})
 
 
-PIXEL_OPERATIONS: list[Callable[[Tensor, WarpParameters], Tensor]] = []
-"""Operations that are neither affine maps nor colour matrices, such as blur. Each is a function of
-the normalised view [N, 3, H, H] and the choices for it. They are applied in this order, after
-recolouring."""
-
-
 def draw_parameters(n: int, config: AugmentConfig, generator: torch.Generator) -> WarpParameters:
     """Draw every image's choices.
 
@@ -256,10 +250,7 @@ def train_view(
     packed_NK = packed_NK.float().to(images_u8_NSSC.device, non_blocking=True)
 
     warp = _compiled_warp() if fused else _warp
-    view_NCHW = warp(images_u8_NSSC, packed_NK, info.image_size, info.mean, info.std)
-    for operation in PIXEL_OPERATIONS:
-        view_NCHW = operation(view_NCHW, parameters)
-    return view_NCHW
+    return warp(images_u8_NSSC, packed_NK, info.image_size, info.mean, info.std)
 
 
 @functools.cache

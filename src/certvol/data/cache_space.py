@@ -101,11 +101,11 @@ def explain_errors(folder: Path, noun: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"{reason}: the {noun} do not fit in {shown}; free some space, or {elsewhere} "
-                "(what is done is kept, and the next run continues from there)"
+                "(finished work is kept; run the command again)"
             ) from None
         raise RunFailed(
-            f"the cache of {noun} in {shown} failed ({reason}); what is done is kept: run again, "
-            f"or {elsewhere}"
+            f"the cache of {noun} in {shown} failed ({reason}); finished work is kept; run the "
+            f"command again, or {elsewhere}"
         ) from None
 
 

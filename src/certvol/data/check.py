@@ -8,7 +8,7 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -186,7 +186,7 @@ def _check_images(
     for source in sources:
         _about_overlap(os.path.realpath(source), os.path.realpath(target), found)
     one = _read("source", source_listing, config, progress)
-    one.classes.extend(of_source.get(path) for path in one.paths)
+    one = replace(one, classes=[of_source.get(path) for path in one.paths])
     domains = one, _read("target", target_listing, config, progress)
     if target_listing is not None:
         _about_target(target_listing, domains[1].paths, classes, found)

@@ -159,7 +159,8 @@ class _Reader:
         if self._root is None or _identity(self.listing.root) != self._root:
             raise RunFailed(
                 f"the folder {printable(str(self.listing.root))} became unreadable while its "
-                "images were read; what was decoded is kept: run again when the folder is back"
+                "images were read; finished work is kept; run the command again when the folder is "
+                "back"
             )
 
 

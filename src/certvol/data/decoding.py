@@ -198,7 +198,7 @@ def upright_size(raw: bytes, max_megapixels: float) -> tuple[int, int]:
 
 
 def square(image: Image.Image, size: int, max_megapixels: float) -> Pixels:
-    """Decode an open image, at the frame it stands at, as `decode` does for its file.
+    """Decode the current frame of an open image, as `decode` does for a file.
 
     The image keeps its size. A JPEG whose pixels are loaded already differs a little: `decode` lets
     a large one be decoded at a reduced size.

@@ -8,10 +8,9 @@ source and evaluation read them.
 import hashlib
 import os
 import sys
-import unicodedata
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import sort_keys
-from certvol.data.folders import name_some, printable, reason_of
+from certvol.data.folders import class_numbers, name_some, printable, reason_of
 from certvol.data.sources import with_origins
 from certvol.errors import UserError, first_line
 from certvol.files import check_regular, fingerprint_of, output_file
@@ -101,30 +100,45 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
         [np.array([number[name] for name in part.classes])[part.labels] for part in parts]
     )
     origins = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    hashes = row_hashes(features)
-    order = np.lexsort((*sort_keys(hashes), labels))
     names = [
         f"{Path(place).stem}/{name}"
         for place, part in zip(places, parts, strict=True)
         for name in part.paths
     ]
-    fingerprint = fingerprint_of(hashes[order].tobytes(), labels[order].tobytes())
-    return SourceFeatures(
-        features,
-        order,
-        [names[i] for i in order],
-        with_origins(fingerprint, origins[order]),
-        first.about,
-        labels[order],
-        classes,
-        origins[order],
-    )
+    found = _Rows(features, names, labels, origins).ordered(classes, first.about)
+    return replace(found, fingerprint=with_origins(found.fingerprint, found.origins))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Labelled rows in the order of their files."""
+
+    features: npt.NDArray[np.float32]
+    paths: list[str]
+    labels: npt.NDArray[np.int64]
+    origins: npt.NDArray[np.int64]
+
+    def ordered(self, classes: list[str], about: str) -> SourceFeatures:
+        """Order the rows by class, then by content."""
+        hashes = row_hashes(self.features)
+        order = np.lexsort((*sort_keys(hashes), self.labels))
+        labels = self.labels[order]
+        return SourceFeatures(
+            self.features,
+            order,
+            [self.paths[i] for i in order],
+            fingerprint_of(hashes[order].tobytes(), labels.tobytes()),
+            about,
+            labels,
+            classes,
+            self.origins[order],
+        )
 
 
 def _open_one_source(path: Place) -> SourceFeatures:
     shown = printable(path)
     features, paths, about = _read_features(path)
-    names = _read_labels(path)
+    names = _read_labels(path, len(features))
     if names is None:
         raise UserError(f"{shown} has no labels; add an array `labels`, one per row")
     classes, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
@@ -132,14 +146,8 @@ def _open_one_source(path: Place) -> SourceFeatures:
         raise UserError(f"{shown} has the label -1, which means unlabelled; use it as the target")
     if len(classes) < 2:
         raise UserError(f"{shown} has only one class ({classes[0]}); adaptation needs at least two")
-    labels = numbers.astype(np.int64)
-    hashes = row_hashes(features)
-    order = np.lexsort((*sort_keys(hashes), labels))
-    fingerprint = fingerprint_of(hashes[order].tobytes(), labels[order].tobytes())
-    names = [paths[i] for i in order]
-    own = labels[order]
-    origins = np.zeros_like(own)
-    return SourceFeatures(features, order, names, fingerprint, about, own, list(classes), origins)
+    found = _Rows(features, paths, numbers.astype(np.int64), np.zeros(len(paths), np.int64))
+    return found.ordered(list(classes), about)
 
 
 def known_labels(
@@ -155,15 +163,13 @@ def labels_and_names(
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return for each of `rows` its label, -1 for another class, and the class's name.
 
-    Both are empty if the file has no labels.
+    `rows` are all rows of the file, in any order. Both results are empty if the file has no labels.
     """
-    numbers = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
-    found = _read_labels(path)
+    found = _read_labels(path, len(rows))
     if found is None:
         return np.empty(0, np.int64), []
     names = [found[row] for row in rows]
-    labels = [numbers.get(unicodedata.normalize("NFC", name), -1) for name in names]
-    return np.array(labels, dtype=np.int64), names
+    return class_numbers(names, classes), names
 
 
 def check_comparable(
@@ -286,13 +292,12 @@ def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str
     return features, _names(paths, path), about
 
 
-def _read_labels(path: Place) -> list[str] | None:
-    """Return a class name per row, in the order of the file, or None without labels."""
+def _read_labels(path: Place, rows: int) -> list[str] | None:
+    """Return a class name for each of the file's `rows`, in its order; None without labels."""
     with _opened(path) as file:
         if "labels" not in file.files:
             return None
         labels = _array(file, "labels", path)
-        rows = len(np.atleast_1d(_array(file, "features", path)))
     if labels.shape != (rows,) or labels.dtype.kind not in "iubUS":
         raise UserError(
             f"`labels` in {printable(path)} should be one name or whole number per row "

@@ -91,7 +91,7 @@ class _Walk:
         place = self.root / folder
         identity = _identity(place.stat())
         if identity in self._closed:
-            reason = "a link to a folder that has been read already, or that this folder lies in"
+            reason = "a link to a folder that was already read, or to a parent folder"
             self.problems.append((folder, reason))
             return
         self._closed.add(identity)
@@ -255,14 +255,19 @@ def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> npt.NDA
 
     Names that differ only in their Unicode form are the same: file systems differ in it.
     """
+    level = 0 if any(name.casefold() == "images" for name in classes) else class_level(paths)
+    return class_numbers([class_of(path, level) or "" for path in paths], classes)
+
+
+def class_numbers(names: Iterable[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the number of each name among the classes; -1 for a name that is not a class.
+
+    Names that differ only in their Unicode form are the same: file systems differ in it.
+    """
     number = {unicodedata.normalize("NFC", name): i for i, name in enumerate(classes)}
     number |= {name: i for i, name in enumerate(classes)}
-    level = 0 if any(name.casefold() == "images" for name in classes) else class_level(paths)
-    labels: list[int] = []
-    for path in paths:
-        name = class_of(path, level) or ""
-        labels.append(number.get(name, number.get(unicodedata.normalize("NFC", name), -1)))
-    return np.array(labels, dtype=np.int64)
+    found = [number.get(name, number.get(unicodedata.normalize("NFC", name), -1)) for name in names]
+    return np.array(found, dtype=np.int64)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -28,8 +28,12 @@ SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 def places_of(config: DataConfig) -> list[str]:
     """Return the folders or files of all sources."""
-    more = config.more_sources.split(SEPARATOR) if config.more_sources else []
-    return [str(config.source), *more]
+    return [str(config.source), *split_places(config.more_sources)]
+
+
+def split_places(more_sources: str | None) -> list[str]:
+    """Return the folders or files that the setting `data.more_sources` names."""
+    return more_sources.split(SEPARATOR) if more_sources else []
 
 
 def with_sources(config: DataConfig, places: Sequence[Place]) -> DataConfig:
@@ -51,8 +55,9 @@ def joined(places: Sequence[Place]) -> str | None:
 def find_domains(folder: Place) -> list[Path]:
     """Return the domains in a folder of domains; none if its folders are classes.
 
-    All domains have the same two class folders or more, and no images beside them. Classes that
-    merely hold folders do not agree in their names, unless these are `train`, `test` and such.
+    All domains have the same two class folders or more, and no images beside them. A class folder
+    may contain sub-folders too, but their names usually differ between classes. `train`, `test` and
+    the like do not count.
     """
     domains = _folders_alone(Path(folder))
     found = None
@@ -82,13 +87,13 @@ def _folders_alone(place: Path) -> list[Path]:
     return sorted(found)
 
 
-def expand_domains(places: Sequence[Place], target: Place | None) -> tuple[list[str], str | None]:
-    """Replace a folder of domains by these; return the sources and a sentence that says so.
+def expand_domains(places: Sequence[Place], target: Place | None) -> tuple[list[str], list[str]]:
+    """Replace folders of domains by these; return the sources and a sentence per such folder.
 
     The target is left out if it is one of the domains.
     """
     found: list[str] = []
-    said = None
+    said: list[str] = []
     for place in places:
         domains = find_domains(place)
         if not domains:
@@ -103,7 +108,7 @@ def expand_domains(places: Sequence[Place], target: Place | None) -> tuple[list[
         found += [str(each) for each in kept]
         left_out = "; the target is left out" if len(kept) < len(domains) else ""
         names = name_some([each.name for each in kept])
-        said = f"{printable(os.fspath(place))} holds source domains: {names}{left_out}"
+        said.append(f"{printable(os.fspath(place))} holds source domains: {names}{left_out}")
     return found, said
 
 

@@ -115,7 +115,7 @@ def prior_of(given: Any, classes: list[Any], source_labels: NDArray[np.int64]) -
             raise ValueError(f"`target_prior` names {name!r}, which no labelled row has")
         shares_C[classes.index(name)] = float(share)
     if not (np.isfinite(shares_C).all() and (shares_C >= 0).all() and shares_C.sum() > 0):
-        raise ValueError("`target_prior` should hold shares from 0, some above 0")
+        raise ValueError("`target_prior`: shares must be 0 or more, with at least one above 0")
     return _restricted(shares_C, everything_C)
 
 
@@ -182,7 +182,7 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
         except ValueError:
             share = float("nan")
         if not 0 <= share < 1e12:
-            raise UserError(f"{where}: the share of `{printable(name)}` should be a number from 0")
+            raise UserError(f"{where}: the share of `{printable(name)}` must be 0 or more")
         if number in named:
             raise UserError(f"{where} names `{printable(name)}` twice")
         named.add(number)

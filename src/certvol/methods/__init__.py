@@ -1,17 +1,12 @@
 """One file per method: its name is the command-line name."""
 
-import importlib
-import pkgutil
-
+from certvol.files import modules_of
 from certvol.methods._base import AdaptationMethod
 
 
 def discover() -> dict[str, type[AdaptationMethod]]:
     """Return the class `Method` of every module in this folder whose name has no underscore."""
-    names = sorted(
-        module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
-    )
-    return {name: importlib.import_module(f"{__name__}.{name}").Method for name in names}
+    return {name: module.Method for name, module in modules_of(__name__, __path__).items()}
 
 
 def config_classes() -> dict[str, type]:

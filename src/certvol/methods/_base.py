@@ -79,7 +79,7 @@ class Survey:
 
     features_ND: Tensor
     probabilities_NC: Tensor
-    source_centres_CD: Tensor | None
+    source_sums_CD: Tensor | None
     """Sum of the unit-length source features of each class, if the method `surveys_source`."""
     stage: int
     generator: torch.Generator

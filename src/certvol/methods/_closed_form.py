@@ -14,8 +14,9 @@ from certvol.nn.network import Network
 
 
 class ClosedFormMethod(basic.Method):
-    """A method whose fitted arrays are buffers: empty at first, of the file's shapes after loading.
+    """A method that fits a head to the features of both domains.
 
+    Keeps what it fits in buffers, which are empty before the fit and resized on loading.
     Pretraining trains f_Cl, whose predictions are the run's source-only figure.
     """
 

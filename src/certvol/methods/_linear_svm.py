@@ -97,6 +97,16 @@ class VotingMethod(ClosedFormMethod):
     arrays = ("weight_RCD",)
     weight_RCD: Tensor
 
+    def voters(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> list[Array]:
+        """Return the weights of the voters, each C x D, for features divided by their scale."""
+        raise NotImplementedError
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
+        scale_D = joint_scale(source, target)
+        weights = self.voters(source / scale_D, labels_S.numpy(), target / scale_D)
+        self.keep_votes(weights, scale_D)
+
     def keep_votes(self, weights: Sequence[Array], scale_D: NDArray[np.float64]) -> None:
         """Keep the voters, which classify features divided by `scale_D`."""
         self.keep(mean_D=np.zeros_like(scale_D), scale_D=scale_D, weight_RCD=np.stack(weights))

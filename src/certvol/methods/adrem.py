@@ -16,14 +16,12 @@ The SVMs vote on new images too. The published variant with logistic regression 
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from certvol.methods._alignment import Array, Labels
 from certvol.methods._linear_svm import (
     VotingMethod,
     best_strength,
     classify,
-    joint_scale,
     linear_svm,
 )
 from certvol.randomness import numpy_generator
@@ -89,10 +87,7 @@ class Method(VotingMethod):
             11, above=0, at_most=10_000, help="Repetitions of the self-training; each adds a voter."
         )
 
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
-        scale_D = joint_scale(source, target)
+    def voters(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> list[Array]:
         em = RandomisedEM(self.network.num_classes, self.config.rounds, self.config.repetitions)
         draws = numpy_generator(self.seed, "adrem")
-        weights = em.weights(source / scale_D, labels_S.numpy(), target / scale_D, draws)
-        self.keep_votes(weights, scale_D)
+        return em.weights(source_SD, labels_S, target_TD, draws)

@@ -139,7 +139,7 @@ class Method(AdaptationMethod):
         return {"cdd": self.config.weight}
 
     def label_target(self, survey: Survey) -> Labelled:
-        source_CD = survey.source_centres_CD
+        source_CD = survey.source_sums_CD
         assert source_CD is not None, "can surveys the source"
         clusters_N, distance_N, centres_CD = spherical_kmeans(survey.features_ND, source_CD)
         labels_N = match_centres(centres_CD, source_CD)[clusters_N]

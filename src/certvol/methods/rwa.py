@@ -17,14 +17,12 @@ features.
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from certvol.methods._alignment import Array, Labels
 from certvol.methods._linear_svm import (
     VotingMethod,
     best_strength,
     classify,
-    joint_scale,
     linear_svm,
 )
 from certvol.randomness import numpy_generator
@@ -81,10 +79,7 @@ class Method(VotingMethod):
             help="Share of the target's SVM in a step's average of weights.",
         )
 
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
-        scale_D = joint_scale(source, target)
+    def voters(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> list[Array]:
         walk = Walk(self.network.num_classes, self.config.steps, self.config.target_share)
         draws = numpy_generator(self.seed, "rwa")
-        weights = walk.weights(source / scale_D, labels_S.numpy(), target / scale_D, draws)
-        self.keep_votes(weights, scale_D)
+        return walk.weights(source_SD, labels_S, target_TD, draws)

@@ -24,23 +24,22 @@ from certvol.scores.estimators import (
     information_share,
     thresholded_confidence,
 )
-from certvol.scores.validators import agreement
+from certvol.scores.validators import MIN_HELD_OUT, agreement
 
 Values = NDArray[np.floating[Any]]
 EstimatesByName = dict[str, float | None]
-FEWEST_JUDGES = 10  # held-out source images
 SHOWN = ("doc before", "second opinion", "agreement", "nearest means")
 
 
 class Calibrated:
     """One model's outputs, calibrated on the held-out source images if there are enough.
 
-    The temperature is 1 or more: on a target, a model is seldom surer than it says, and a few
-    source images that are all right would ask for any temperature towards 0.
+    The temperature is 1 or more. A model is rarely underconfident on a target. If all of a few
+    source images are right, the likelihood would push the temperature towards 0.
     """
 
     def __init__(self, source_SC: Values, labels_S: NDArray[np.int64], target_NC: Values) -> None:
-        self.judged = len(source_SC) >= FEWEST_JUDGES
+        self.judged = len(source_SC) >= MIN_HELD_OUT
         fitted = fitted_temperature(source_SC, labels_S) if self.judged else None
         self.temperature = None if fitted is None else max(1.0, fitted)
         scale = self.temperature or 1.0
@@ -105,7 +104,8 @@ def target_accuracy(found: Mapping[str, float | None]) -> float:
 def with_labels(estimate: float, usual_error: float, right: int, labels: int) -> float:
     """Join an estimate without labels with the share that is right among random labels.
 
-    The estimate counts as much as the number of labels whose share would be as far off.
+    The estimate weighs as much as n labels, where n random labels would have the same typical
+    error.
     """
     spread = usual_error * np.sqrt(np.pi / 2)  # of normal errors with this mean
     worth = max(1.0, estimate * (1 - estimate) / spread**2)

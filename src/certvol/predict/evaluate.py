@@ -30,17 +30,17 @@ from certvol.data.store import PixelStore
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
 from certvol.errors import UserError
 from certvol.nn.norm import TARGET
-from certvol.predict import measure as measuring
+from certvol.predict import measures as measuring
 from certvol.predict.forward import domain_at_start, run_batches
 from certvol.predict.model import PREDICT_BATCH, Model, load
 from certvol.progress import Reporter, Silent
 from certvol.scores.uncertainty import usual_measure
 
-Target = TargetImages | TargetFeatures
+TargetData = TargetImages | TargetFeatures
 
 
 def target_labels(
-    target: Target, place: str | Path, classes: list[str]
+    target: TargetData, place: str | Path, classes: list[str]
 ) -> NDArray[np.int64] | None:
     """Return the class of each image of the target at `place`; None unless all have a label."""
     if isinstance(target, TargetFeatures):
@@ -57,7 +57,7 @@ class KnownPart:
     others: Counter[str]
 
 
-def known_part(target: Target, place: str | Path, classes: list[str]) -> KnownPart:
+def known_part(target: TargetData, place: str | Path, classes: list[str]) -> KnownPart:
     if isinstance(target, TargetFeatures):
         labels_N, names = labels_and_names(place, target.rows, classes)
     else:
@@ -81,7 +81,7 @@ def evaluate(
     """Evaluate the pretrained and the delivered model on a labelled folder or file of features.
 
     Images of other classes than the run's are left out and counted as `other_classes`.
-    `predict/measure.py` lists the content of the result. `recommended` is the measure to use: the
+    `predict/measures.py` lists the content of the result. `recommended` is the measure to use: the
     usual one, unless another is clearly better. `unknown` holds images of other classes, and
     measures how well certainty separates them. `oscillation` also measures the oscillation of the
     decision boundary; for a method with its own head, `left_out` says why it is missing.
@@ -117,7 +117,7 @@ def evaluate(
     if oscillation and not left_out:
         picked_K = measuring.oscillation_images(true_N, settings.seed)
     batches = _test_batches(target, model, known.rows_P)
-    outputs = measuring.measure(method, batches, TARGET, settings, true_N, picked_K)
+    outputs = measuring.run_with_measures(method, batches, TARGET, settings, true_N, picked_K)
     outputs.refuse_faulty(names)
     outputs = outputs.at_temperature(model.temperature)
     figures = None if picked_K is None else measuring.oscillation(outputs.features_KD, method)
@@ -138,7 +138,9 @@ def evaluate(
     if left_out:
         found["left_out"] = left_out
     if others is not None:
-        foreign = measuring.measure(method, _test_batches(others, model), TARGET, settings)
+        foreign = measuring.run_with_measures(
+            method, _test_batches(others, model), TARGET, settings
+        )
         foreign.refuse_faulty(others.paths)
         foreign = foreign.at_temperature(model.temperature)
         separation = measuring.open_set_figures(outputs, foreign)
@@ -147,7 +149,7 @@ def evaluate(
     return found
 
 
-def _explain_missing_labels(target: Target, data: str | Path, classes: list[str]) -> str:
+def _explain_missing_labels(target: TargetData, data: str | Path, classes: list[str]) -> str:
     among = f"one of the run's {len(classes)} classes, such as {classes[0]}"
     if isinstance(target, TargetFeatures):
         why = f"its array `labels` must name {among}, for each row to measure"
@@ -176,7 +178,7 @@ def _explain_others(known: KnownPart, classes: list[str]) -> str:
     )
 
 
-def _open(place: str | Path, model: Model, reporter: Reporter) -> Target:
+def _open(place: str | Path, model: Model, reporter: Reporter) -> TargetData:
     if is_feature_file(place):
         features = open_target_features(place)
         model.check_features(features.dim, str(place))
@@ -193,7 +195,7 @@ def _open(place: str | Path, model: Model, reporter: Reporter) -> Target:
 
 
 def _test_batches(
-    target: Target, model: Model, rows_P: NDArray[np.int64] | None = None
+    target: TargetData, model: Model, rows_P: NDArray[np.int64] | None = None
 ) -> Iterator[torch.Tensor]:
     """Yield batches of the target's images, or of those with the numbers `rows_P`."""
     share = model.config.data.device_share

@@ -26,6 +26,7 @@ from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import features_dim
 from certvol.nn.norm import TARGET
 from certvol.predict.export_formats import FORMATS, Exporter, quiet
+from certvol.predict.forward import run_batches
 from certvol.predict.model import Model, load
 from certvol.runs.checkpoint import DAMAGE, FORMAT
 from certvol.runs.folder import RunFolder
@@ -101,7 +102,7 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
         kind = ExportedShifted if model.config.data.view_set == "shifted" else Exported
     module = kind(model.method, model.temperature).eval()
     content = exporter.write(_program(module, metadata), metadata)
-    difference = _difference(content, exporter, module, metadata)
+    difference = _difference(content, exporter, model, metadata)
     if not difference <= LARGEST_DIFFERENCE:
         others = " or ".join(name for name in FORMATS if name != format)
         raise RunFailed(
@@ -162,11 +163,12 @@ def _program(module: ExportedHead, metadata: dict[str, Any]) -> torch.export.Exp
 
 
 def _difference(
-    content: bytes, exporter: Exporter, module: ExportedHead, metadata: dict[str, Any]
+    content: bytes, exporter: Exporter, model: Model, metadata: dict[str, Any]
 ) -> float:
     """Compare the file with the model on random inputs, in another batch size than exported."""
     inputs = _examples(metadata, 3)
-    with torch.inference_mode():
-        expected = [tensor.numpy() for tensor in module(inputs)]
+    view = inputs if metadata["input"] == "features" else model.view(inputs)
+    outputs = run_batches(model.method, [view], TARGET).at_temperature(model.temperature)
+    expected = [each for each in (outputs.logits_NC, outputs.sigma_N) if each is not None]
     found = exporter.run(content, inputs)
     return max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))

@@ -19,7 +19,7 @@ from certvol.predict.forward import certainty
 from certvol.progress import percent
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
-from certvol.runs.review_labels import Review, read_review, rows_by_path
+from certvol.runs.review_labels import Review, read_review, row_of_path
 from certvol.runs.tables import label_cell, read_column
 from certvol.scores import intervals
 from certvol.scores.intervals import RiskThreshold
@@ -53,7 +53,7 @@ class Judged:
         return self.wrong_n | self.unsure_n
 
 
-def judge(
+def compare_reviews(
     reviews: Sequence[Review],
     paths: Sequence[str],
     labels: Sequence[str],
@@ -63,7 +63,7 @@ def judge(
 
     Other paths are left out, and so are the images that the run `trained` on.
     """
-    row_of = rows_by_path(paths)
+    row_of = row_of_path(paths)
     known = [each for each in reviews if each.kind == "random" and each.path in row_of]
     known = [each for each in known if each.path not in trained]
     rows = [row_of[each.path] for each in known]
@@ -110,7 +110,7 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
         paths, labels = (read_column(folder.predictions, name) for name in ("path", "label"))
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UserError(f"the table {folder.predictions} is damaged: {error}") from None
-    judged = judge(read_review(folder.review), paths, labels, trained_on(folder))
+    judged = compare_reviews(read_review(folder.review), paths, labels, trained_on(folder))
     found = in_units(measure, values_N, judged, max_error)
     if found.threshold is None:
         raise UserError(_refusal(found, folder, max_error, len(values_N)))

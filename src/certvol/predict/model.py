@@ -19,7 +19,7 @@ from certvol.data.augment import cache_size, centre_view
 from certvol.data.decoding import UnreadableImage, decode, read_file, square
 from certvol.data.folders import printable
 from certvol.device import pick_device
-from certvol.errors import UserError
+from certvol.errors import UserError, is_out_of_memory
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import BackboneInfo, features_dim
 from certvol.nn.network import Network, seeded_backbone
@@ -34,6 +34,7 @@ from certvol.scores.calibration import COLDEST, HOTTEST
 from certvol.settings import Config, read_settings_file, resolve
 
 PREDICT_BATCH = 256
+Which = Literal["delivered", "pretrained"]  # the model that a run delivers, or its pretrained one
 
 
 def create_method(
@@ -46,7 +47,7 @@ def create_method(
             network = Network(backbone, info, num_classes, config.model)
             return methods.discover()[config.method_name](network, config.method)
         except RuntimeError as error:
-            if "allocate" not in str(error):  # torch's word for too little memory
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"the layers behind the backbone {info.name} do not fit into memory; lower the "
@@ -90,7 +91,7 @@ class Model:
         self.method, self.classes, self.config, self.device = method, classes, config, device
         self.temperature = temperature
         self._predicting = _OneAtATime()
-        """A network notes whose rows it sees, so threads must not predict with it together."""
+        """Predicting sets the network's current domain: only one thread may predict at a time."""
         self.run: Path | None = None
         """The run whose delivered model this is; None for its pretrained model."""
 
@@ -280,22 +281,20 @@ def _square_pixels(images: Tensor, size: int) -> Tensor:
     return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def load(
-    run: str | Path, device: str = "auto", which: Literal["model", "pretrained"] = "model"
-) -> Model:
+def load(run: str | Path, device: str = "auto", which: Which = "delivered") -> Model:
     """Load the delivered model of a run, or with `which="pretrained"` its pretrained model."""
-    if which not in ("model", "pretrained"):
-        raise ValueError(f"`which` must be model or pretrained, found {which!r}")
+    if which not in get_args(Which):
+        raise ValueError(f"`which` must be delivered or pretrained, found {which!r}")
     folder = RunFolder(run)
     folder.check_run()
-    weights = folder.model if which == "model" else folder.pretrained
+    weights = folder.model if which == "delivered" else folder.pretrained
     config = resolve(methods.config_classes(), file=read_settings_file(folder.config))
     # The delivered weights alone hold a frozen backbone.
     needs_backbone = which == "pretrained" and config.model.train == "head"
     folder.check_complete(weights, folder.model if needs_backbone else weights)
     try:
         complete, of_model = load_with_about(folder.model) if folder.model.exists() else ({}, {})
-        tensors, about = (complete, of_model) if which == "model" else load_with_about(weights)
+        tensors, about = (complete, of_model) if which == "delivered" else load_with_about(weights)
         classes, mode = about["classes"], about["norm"]
         names = classes if isinstance(classes, list) else []
         if len(names) < 2 or not all(isinstance(name, str) for name in names):
@@ -320,13 +319,14 @@ def load(
     method.network.domains.mode = mode
     place = pick_device(device)
     model = Model(method.to(place).eval(), classes, config, place, temperature)
-    model.run = folder.path if which == "model" else None
+    model.run = folder.path if which == "delivered" else None
     return model
 
 
-def _temperature(about: dict[str, Any], which: str) -> float:
+def _temperature(about: dict[str, Any], which: Which) -> float:
     """Read a model's temperature from the header of the delivered one; 1 if it has none."""
-    found = about.get(f"{which}_temperature", 1.0)
+    key = "model_temperature" if which == "delivered" else "pretrained_temperature"
+    found = about.get(key, 1.0)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ValueError("its temperature is not a number")
     if not COLDEST <= found <= HOTTEST:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,8 +19,9 @@ from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import reject
 from certvol.predict.forward import run_batches
-from certvol.predict.measure import measure
-from certvol.predict.model import PREDICT_BATCH, Model, load
+from certvol.predict.max_error import IN_PREDICTIONS
+from certvol.predict.measures import run_with_measures
+from certvol.predict.model import PREDICT_BATCH, Model, Which, load
 from certvol.predict.outcome import predictions_csv
 from certvol.progress import Reporter
 from certvol.runs.outputs import check_output, write_output
@@ -40,7 +40,7 @@ class PredictOptions:
     measure: str | None = None
     rejected_dir: str | None = None
     device: str = "auto"
-    use: Literal["delivered", "pretrained"] = "delivered"
+    which: Which = "delivered"
     """The model to predict with: the run's, or the one before adaptation."""
     max_error: float | None = None
 
@@ -60,8 +60,8 @@ class Predicted:
 
 
 def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
-    limits = options.min_certainty, options.rejected_dir, options.max_error
-    reject.check_options(options.coverage, *limits)
+    coverage, max_error = options.coverage, options.max_error
+    reject.check_options(coverage, options.min_certainty, options.rejected_dir, max_error)
     has_features = any(is_feature_file(word) for word in options.images)
     paths, problems = (list(options.images), []) if has_features else image_paths(options.images)
     check_output(options.out, inputs=paths)
@@ -70,19 +70,19 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
             "--rejected-dir copies images, and files of features hold none; leave it out: the "
             "table says which rows are rejected"
         )
-    on_target = "--coverage" if options.coverage is not None else "--max-error"
-    if options.use == "pretrained" and (options.coverage or options.max_error) is not None:
+    sets_rule = coverage is not None or max_error is not None
+    if options.which == "pretrained" and sets_rule:
+        option = "--max-error" if coverage is None else "--coverage"
         raise UserError(
-            f"{on_target} is set on the delivered model's predictions of the target, which are not "
+            f"{option} is set on the delivered model's predictions of the target, which are not "
             "the pretrained model's; give --min-certainty instead"
         )
-    which: Literal["model", "pretrained"] = "model" if options.use == "delivered" else "pretrained"
-    model = load(options.run, options.device, which)
+    model = load(options.run, options.device, options.which)
     chosen = reject.choose_measure(options.measure, model.has_sigma, model.frozen)
     threshold = options.min_certainty
     rule = None
-    if options.coverage is not None or options.max_error is not None:
-        rule = reject.choose_rule(options.run, chosen, options.coverage, options.max_error)
+    if sets_rule:
+        rule = reject.choose_rule(options.run, chosen, coverage, max_error)
         threshold = rule.threshold
     folder = None if options.rejected_dir is None else Path(options.rejected_dir)
     if folder is not None:
@@ -90,11 +90,11 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     found = Predicted()
     read = _feature_batches if has_features else _image_batches
     batches = read(model, paths, found, reporter)
-    in_predictions = chosen in reject.IN_PREDICTIONS
+    in_predictions = chosen in IN_PREDICTIONS
     if in_predictions:
         outputs = run_batches(model.method, batches, TARGET)
     else:
-        outputs = measure(model.method, batches, TARGET, model.config.training)
+        outputs = run_with_measures(model.method, batches, TARGET, model.config.training)
     if not found.paths:
         path, reason = found.skipped[0]
         raise UserError(
@@ -105,7 +105,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     if threshold is not None:
         found.accepted = reject.accept(outputs, chosen, threshold)
         found.rule = reject.describe_rule(chosen, threshold)
-        found.max_error_rule = rule if options.max_error is not None else None
+        found.max_error_rule = rule if max_error is not None else None
     column = None if in_predictions else chosen
     table = predictions_csv(found.paths, model.classes, outputs, found.accepted, column)
     write_output(options.out, table)

@@ -13,7 +13,7 @@ from certvol.device import evaluation_batch
 from certvol.distributed import Team
 from certvol.errors import RunFailed
 from certvol.nn.norm import SOURCE, TARGET
-from certvol.predict import measure as measuring
+from certvol.predict import measures as measuring
 from certvol.predict.evidence import BothDomains, Evidence, HeldOut, gather
 from certvol.predict.forward import (
     Outputs,
@@ -23,7 +23,7 @@ from certvol.predict.forward import (
     run_batches,
     watched_images,
 )
-from certvol.predict.measure import accuracy_figures
+from certvol.predict.measures import accuracy_figures
 from certvol.predict.model import Model
 from certvol.progress import Reporter
 from certvol.randomness import numpy_generator
@@ -38,7 +38,7 @@ FEATURE_IMAGES = 2000  # how many images keep their features
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class TargetOfRun:
     """The target images; `true_N` is None unless all of them have labels."""
 
     paths: list[str]
@@ -75,7 +75,7 @@ def feature_images(count: int, seed: int) -> Indices:
 def run_target(
     run: RunFolder,
     model: Model,
-    target: Target,
+    target: TargetOfRun,
     held_out: HeldOut,
     team: Team,
     reporter: Reporter,
@@ -119,7 +119,7 @@ class _Passes:
     """Passes images through the model's present weights; the processes share the work."""
 
     model: Model
-    images: Target
+    images: TargetOfRun
     team: Team
     reporter: Reporter
 
@@ -153,7 +153,9 @@ class _Passes:
         else:
             true_N = self.images.true_N if domain == TARGET else None
             own_true = None if true_N is None else true_N[mine_P]
-            outputs = measuring.measure(method, batches, domain, settings, own_true, own_kept)
+            outputs = measuring.run_with_measures(
+                method, batches, domain, settings, own_true, own_kept
+            )
         outputs = gathered(outputs, self.team)
         self.reporter.advance(len(images_P))
         self.reporter.finish()
@@ -167,7 +169,11 @@ class _Passes:
 
 
 def run_metrics(
-    run: RunFolder, model: Model, target: Target, outcome: Outcome, delivered: Mapping[str, str]
+    run: RunFolder,
+    model: Model,
+    target: TargetOfRun,
+    outcome: Outcome,
+    delivered: Mapping[str, str],
 ) -> dict[str, Any] | None:
     """Return the content of metrics.json, or None without labels."""
     true_N = target.true_N
@@ -198,7 +204,7 @@ def run_metrics(
 def write_outcome(
     run: RunFolder,
     classes: list[str],
-    target: Target,
+    target: TargetOfRun,
     outcome: Outcome,
     metrics: dict[str, Any] | None,
 ) -> None:
@@ -212,7 +218,7 @@ def write_outcome(
     # Without indentation: the confusion matrix of many classes would be mostly spaces.
     write_text(run.evaluation, json_text(figures, separators=(",", ":")))
     row_of = np.empty(len(target.paths), np.int64)
-    row_of[rows_by_path(target.paths)] = np.arange(len(target.paths))
+    row_of[path_order(target.paths)] = np.arange(len(target.paths))
     tensors = {
         "indices": torch.from_numpy(row_of[outcome.shown_K]),
         "pretrained": _float16(outcome.pretrained.features_KD),
@@ -227,7 +233,7 @@ def _float16(values: Values) -> torch.Tensor:
     return torch.from_numpy(values.clip(-most, most)).to(torch.float16)
 
 
-def rows_by_path(paths: Sequence[str]) -> list[int]:
+def path_order(paths: Sequence[str]) -> list[int]:
     """Return the order of the rows of predictions.csv and measures.csv."""
     return sorted(range(len(paths)), key=paths.__getitem__)
 
@@ -260,7 +266,7 @@ def predictions_csv(
         label = label_cell(classes[labels_N[i]])
         return [path_cell(paths[i]), label, probability, *numbers, *decision]
 
-    return csv_text(header, map(cells, rows_by_path(paths)))
+    return csv_text(header, map(cells, path_order(paths)))
 
 
 def measures_csv(
@@ -274,4 +280,4 @@ def measures_csv(
         numbers = ["" if column is None else f"{column[i]:.9g}" for column in columns]
         return [path_cell(paths[i]), label_cell(classes[labels_N[i]]), truth, *numbers]
 
-    return csv_text(["path", "prediction", "truth", *MEASURES], map(cells, rows_by_path(paths)))
+    return csv_text(["path", "prediction", "truth", *MEASURES], map(cells, path_order(paths)))

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
-from certvol.predict.max_error import IN_PREDICTIONS as IN_PREDICTIONS
 from certvol.predict.max_error import target_values, threshold_for
-from certvol.predict.measure import threshold_at
+from certvol.predict.measures import threshold_at
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES, usual_measure

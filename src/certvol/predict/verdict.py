@@ -3,7 +3,8 @@
 `docs/results/verdict.md` measures how often the rule is right, and how far the estimate is off.
 
     verdict, line, reasons   the word, one line with its main reason, and all reasons
-    images                   how many target images were compared before and after
+    images                   how many target images were compared before and after: all, or a sample
+    target_images            how many images the target has; missing in files of older versions
     source                   held-out source images, and the accuracy of both models on them
     changed                  how many predictions adaptation changed
     classes                  class -> predicted images before, after
@@ -22,7 +23,6 @@ import numpy as np
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.estimates import (
-    FEWEST_JUDGES,
     EstimatesByName,
     estimates,
     target_accuracy,
@@ -33,7 +33,7 @@ from certvol.predict.evidence import Evidence
 from certvol.predict.max_error import Judged
 from certvol.progress import percent
 from certvol.runs.checkpoint import DAMAGE, FORMAT, OtherFormat, check_format
-from certvol.scores.validators import classes_in_use, pretraining_warning
+from certvol.scores.validators import MIN_HELD_OUT, classes_in_use, pretraining_warning
 
 Word = Literal["use it", "look first", "do not use it"]
 WORDS: tuple[Word, ...] = ("use it", "look first", "do not use it")
@@ -132,13 +132,21 @@ def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
         found.append(
             (look, f"{facts.images} target images are too few to judge; look at all of them")
         )
-    if facts.held_out < FEWEST_JUDGES:
-        found.append(
-            (look, "without held-out source images (`data.holdout`), nothing was measured")
-        )
+    if facts.held_out < MIN_HELD_OUT:
+        found.append((look, _too_few_held_out(facts.held_out)))
     if not found:
         found.append((WORDS[0], share))
     return sorted(found, key=lambda each: -WORDS.index(each[0]))
+
+
+def _too_few_held_out(images: int) -> str:
+    if images == 0:
+        return "no source images are held out, so accuracy was not measured; raise `data.holdout`"
+    are = "image is" if images == 1 else "images are"
+    return (
+        f"only {images} source {are} held out, too few to measure accuracy; raise `data.holdout` "
+        "or add source images"
+    )
 
 
 def _grown(facts: Facts, classes: Sequence[str]) -> list[str]:
@@ -146,10 +154,17 @@ def _grown(facts: Facts, classes: Sequence[str]) -> list[str]:
     return [classes[i] for i in np.argsort(-gain_C, kind="stable")[:NAMED_CLASSES] if gain_C[i] > 0]
 
 
-def judge(
-    evidence: Evidence, classes: Sequence[str], judged: Judged | None = None
+def make_verdict(
+    evidence: Evidence,
+    classes: Sequence[str],
+    judged: Judged | None = None,
+    target_images: int | None = None,
 ) -> dict[str, Any]:
-    """Return the content of verdict.json; `judged` are the random labels that the run was given."""
+    """Return the content of verdict.json.
+
+    `judged` are the random labels that the run was given. `target_images` is the size of the target
+    that the evidence's images were sampled from; None if they are the whole target.
+    """
     facts = facts_of(evidence, judged)
     found = reasons(facts, classes)
     word = found[0][0]
@@ -160,6 +175,7 @@ def judge(
         "line": f"{word}: {found[0][1]}",
         "reasons": [text for _, text in found],
         "images": facts.images,
+        "target_images": facts.images if target_images is None else target_images,
         "source": {
             "images": facts.held_out,
             "before": facts.source_before,
@@ -197,22 +213,25 @@ def describe(verdict: Mapping[str, Any]) -> list[str]:
             f"accuracy on {source['images']} held-out source images: {percent(source['before'])} % "
             f"before adaptation{after}"
         )
+    sampled = "sampled " if verdict.get("target_images", images) > images else ""
+    moved = _moved(verdict["classes"])
     lines.append(
-        f"adaptation changed {changed['images']:,} of {images:,} predictions "
-        f"({percent(changed['share'], 0)} %){_moved(verdict['classes'])}"
+        f"adaptation changed {changed['images']:,} of {images:,} {sampled}predictions "
+        f"({percent(changed['share'], 0)} %)"
+        + (f"; {sampled}images per class: {moved}" if moved else "")
     )
     return lines
 
 
 def _moved(classes: Mapping[str, Mapping[str, int]]) -> str:
-    """Name the classes whose number of predictions changed most: `; mug 12 to 30, pen 40 to 22`."""
+    """Name the classes whose number of predictions changed most: `mug 12 to 30, pen 40 to 22`."""
     by_change = sorted(classes, key=lambda name: -abs(_gain(classes[name])))
     named = [
         f"{printable(name)} {classes[name]['before']} to {classes[name]['after']}"
         for name in by_change[:NAMED_CLASSES]
         if _gain(classes[name])
     ]
-    return f"; images per class: {', '.join(named)}" if named else ""
+    return ", ".join(named)
 
 
 def _gain(counts: Mapping[str, int]) -> int:

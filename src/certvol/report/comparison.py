@@ -32,8 +32,9 @@ def _risk_coverage(runs: Runs) -> Lines:
             risk_line(record, record.certainty, f"{name} ({record.certainty})", str(i))
             for i, (name, record) in enumerate(runs.items())
         ],
-        "If you accept only the most certain images, this share of them is wrong. Certainty is "
-        "sigma, or the largest probability for a method without sigma.",
+        "If you accept only the most certain images, this share of them is wrong. The "
+        "measure in brackets ranks the images: sigma behind a frozen backbone, else the largest "
+        "probability.",
     )
 
 

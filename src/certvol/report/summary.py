@@ -1,10 +1,10 @@
 """Write the numbers of a run as text: the overview, tables and notes of its page."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from certvol.data.sources import split_places
 from certvol.predict.verdict import WORDS
 from certvol.progress import duration, percent
 from certvol.report.charts import Table
@@ -57,6 +57,7 @@ def verdict(record: Record) -> dict[str, Any] | None:
     if word not in WORDS or not isinstance(reasons, list):
         return None
     accuracy, changed, source = (section(found, key) for key in ("accuracy", "changed", "source"))
+    images = number(found.get("images")) or 0
     return {
         "word": word,
         "mark": ("good", "look", "bad")[WORDS.index(word)],
@@ -68,7 +69,8 @@ def verdict(record: Record) -> dict[str, Any] | None:
         "source_before": _percent(source.get("before")),
         "source_after": _percent(source.get("after")),
         "held_out": number(source.get("images")) or 0,
-        "images": number(found.get("images")) or 0,
+        "images": images,
+        "sampled": (number(found.get("target_images")) or 0) > images,
     }
 
 
@@ -156,7 +158,7 @@ def _percent(value: Any, decimals: int = 1) -> str:
 def _source_names(settings: Mapping[str, Any]) -> str:
     """Return the names of all source folders."""
     more = settings.get("data.more_sources")
-    others = more.split(os.pathsep) if isinstance(more, str) else []
+    others = split_places(more) if isinstance(more, str) else []
     return " + ".join(_folder_name(place) for place in [settings.get("data.source"), *others])
 
 

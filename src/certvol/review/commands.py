@@ -24,7 +24,7 @@ class ReviewOptions:
 
     run: str
     labels: int
-    risk: float
+    max_error: float
     images: str | None
     device: str
 
@@ -50,7 +50,7 @@ def label(
         rows = [item.row for item in items]
         rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]
         guesses = make_guesses(target, rows, files, options.device, reporter)
-        session = Session(target, items, files, guesses, labels, options.risk)
+        session = Session(target, items, files, guesses, labels, options.max_error)
         token = secrets.token_urlsafe(16)
         with server.listen(port) as listener:
             address = f"http://{server.HOST}:{listener.getsockname()[1]}/{token}/"
@@ -72,7 +72,7 @@ def export_tasks(run: str, labels: int, out: str) -> Iterator[str]:
     yield f"then: certvol review {printable(run)} --import LABELS"
 
 
-def import_answers(run: str, file: str, risk: float) -> Iterator[str]:
+def import_answers(run: str, file: str, max_error: float) -> Iterator[str]:
     target = open_target(run)
     reviews = read_answers(file, target)
     with opened(target.run, target.classes) as labels:
@@ -81,14 +81,17 @@ def import_answers(run: str, file: str, risk: float) -> Iterator[str]:
         if new:
             labels.add(*new)
         before_N = stored_guesses(target).before_N(target)
-        found = estimate(target, labels.reviews, risk, before_N)
+        found = estimate(target, labels.reviews, max_error, before_N)
     kinds = [each.kind for each in new]
     yield (
         f"{len(new)} new labels ({kinds.count('random')} random, {kinds.count('chosen')} chosen)"
         + (f", of which {changed} replace earlier ones" if changed else "")
     )
     if "random" not in [each.kind for each in reviews]:
-        yield "without a column `kind`, labels count as chosen: they train, but judge nothing"
+        yield (
+            "none of these labels is of a random image, so they train the next run but do not "
+            "measure this one (is the column `kind` missing?)"
+        )
     yield from summary(target.run, found)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from certvol.predict.max_error import in_units, judge
+from certvol.predict.max_error import compare_reviews, in_units
 from certvol.progress import percent
 from certvol.review.target import ReviewTarget
 from certvol.runs.review_labels import Review
@@ -40,7 +40,7 @@ class Estimates:
     to_halve: int
     """How many more random labels should halve the interval."""
     measure: str
-    risk: float
+    max_error: float
     threshold: RiskThreshold
 
     def data(self) -> dict[str, Any]:
@@ -61,19 +61,23 @@ class Estimates:
 def estimate(
     target: ReviewTarget,
     reviews: Sequence[Review],
-    risk: float,
+    max_error: float,
     before_N: Indices | None = None,
 ) -> Estimates:
     """Estimate from the reviews; `before_N` predicts before adaptation, -1 where not known."""
     cells = [label_cell(name) for name in target.classes]
     predicted_N = target.predicted_N
-    judged = judge(reviews, target.paths, [cells[label] for label in predicted_N], target.trained)
+    judged = compare_reviews(
+        reviews, target.paths, [cells[label] for label in predicted_N], target.trained
+    )
     told_n = ~judged.unsure_n
     rows_n = judged.rows_n[told_n]
     counts = _counts(target, rows_n, ~judged.wrong_n[told_n])
     before = None
     if before_N is not None and len(rows_n) and (before_N[rows_n] >= 0).all():
-        earlier = judge(reviews, target.paths, [cells[label] for label in before_N], target.trained)
+        earlier = compare_reviews(
+            reviews, target.paths, [cells[label] for label in before_N], target.trained
+        )
         before = stratified(*_counts(target, rows_n, ~earlier.wrong_n[told_n]))
     known = [each for each in reviews if each.path in target.row_of]
     return Estimates(
@@ -86,8 +90,8 @@ def estimate(
         before=before,
         to_halve=labels_to_halve(*counts),
         measure=target.measure,
-        risk=risk,
-        threshold=in_units(target.measure, target.certainty_N, judged, risk),
+        max_error=max_error,
+        threshold=in_units(target.measure, target.certainty_N, judged, max_error),
     )
 
 
@@ -123,11 +127,11 @@ def _interval(interval: Interval) -> str:
 
 
 def _threshold(found: Estimates) -> str:
-    rule, limit = found.threshold, f"at most {percent(found.risk)} % wrong"
+    rule, limit = found.threshold, f"at most {percent(found.max_error)} % wrong"
     if rule.threshold is not None:
         return f"accept {percent(rule.coverage)} % of the images, {limit} (95 % confidence)"
     if rule.needed is None:
-        return f"{limit}: the most certain images are wrong too often so far"
+        return f"no threshold yet for {limit}: even the most certain images are wrong too often"
     if rule.needed > found.images:
-        return f"{limit}: the target has too few images to prove it"
-    return f"{limit}: not proved yet; about {rule.needed} random labels should be enough"
+        return f"no threshold for {limit}: the target has too few images"
+    return f"no threshold yet for {limit}; about {rule.needed} random labels should be enough"

@@ -6,7 +6,6 @@ each, and the class that the model `before` adaptation predicts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from certvol.data.decoding import UnreadableImage
 from certvol.data.feature_files import is_feature_file, open_target_features
 from certvol.errors import UserError
-from certvol.predict.model import Model, load
+from certvol.predict.model import Model, Which, load
 from certvol.progress import Progress
 from certvol.review.target import ReviewTarget
 from certvol.runs.checkpoint import DAMAGE, load_tensors, write_tensors
@@ -85,8 +84,8 @@ def make_guesses(
         return stored
     progress.start("looking at the images", 2 * len(new))
     by_model = []
-    which: Literal["model", "pretrained"]
-    for which in ("model", "pretrained"):
+    both: tuple[Which, Which] = ("delivered", "pretrained")
+    for which in both:
         model = load(target.run.path, device, which)
         if model.classes != target.classes:
             raise UserError(f"the weights of {target.run.path} have other classes than its tables")

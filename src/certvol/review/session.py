@@ -18,6 +18,7 @@ from certvol.review.labels_file import LabelsFile
 from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.review_labels import ANSWERS, Review
+from certvol.settings import DataConfig
 
 LARGEST_SIDE = 1200  # of an image that is sent to the page
 QUALITY = 88
@@ -36,7 +37,7 @@ class Session:
     files: Sequence[str | None]
     guesses: Guesses
     labels: LabelsFile
-    risk: float
+    max_error: float
 
     def __post_init__(self) -> None:
         """Count images as random that were labelled as chosen before they were drawn."""
@@ -48,7 +49,7 @@ class Session:
 
     def estimates(self) -> Estimates:
         before_N = self.guesses.before_N(self.target)
-        return estimate(self.target, self.labels.reviews, self.risk, before_N)
+        return estimate(self.target, self.labels.reviews, self.max_error, before_N)
 
     def page_data(self) -> dict[str, Any]:
         """Return what the page shows: classes, images in order, answers, figures."""
@@ -107,8 +108,9 @@ class Session:
     def picture(self, number: int) -> bytes | None:
         """Return an image of the queue as WebP, small enough for a page; None if unreadable."""
         file = self.files[self.item(number).row]
-        most = self.target.record.settings.get("data.max_megapixels")
-        return None if file is None else _encoded(file, float(most or 179.0))
+        default = DataConfig.max_megapixels
+        most = self.target.record.settings.get("data.max_megapixels", default)
+        return None if file is None else _encoded(file, float(most))
 
 
 @lru_cache(maxsize=32)

@@ -16,7 +16,7 @@ from certvol.report.records import Features, Record, read_record
 from certvol.review.sampling import Item, random_order, strata, useful_order
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
-from certvol.runs.review_labels import clean_path, rows_by_path
+from certvol.runs.review_labels import clean_path, row_of_path
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class ReviewTarget:
 
     @cached_property
     def row_of(self) -> dict[str, int]:
-        return rows_by_path(self.paths)
+        return row_of_path(self.paths)
 
     @property
     def seed(self) -> int:
@@ -92,7 +92,7 @@ def open_target(run: str | Path) -> ReviewTarget:
     folder.check_complete()
     if record.images is None:
         raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
-    rows_by_path(record.images.paths)  # labels need a path of its own for each image
+    row_of_path(record.images.paths)  # labels need a path of its own for each image
     measure = record.certainty
     values_N = target_values(folder.path, measure, "a review")
     return ReviewTarget(folder, record, measure, certainty(measure, values_N))

@@ -67,11 +67,17 @@ def append(path: Path, data: bytes) -> None:
 
 
 class OtherFormat(ValueError):
-    """A file was written in another format: `<path> ` and this text make a sentence."""
+    """A file was written in another format.
+
+    The text continues a sentence that starts with the path.
+    """
 
 
 def check_format(found: Any) -> None:
-    """Raise OtherFormat for another format than this version's; None means without any."""
+    """Raise OtherFormat unless the format is this version's.
+
+    `None`: the file names no format.
+    """
     if found == FORMAT:
         return
     own, name = int(FORMAT.partition("/")[2]), str(found or "none")[:40]

@@ -35,8 +35,8 @@ def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in KEPT:
         if name in given and str(given[name]) != str(settings.get(name)):
             raise UserError(
-                f"`{name}` stays {settings.get(name)} when a run continues from {shown}; leave it "
-                "out, or start a run of its own"
+                f"a run that continues from {shown} keeps `{name}` {settings.get(name)}; leave "
+                f"`{name}` out, or start a new run without --from"
             )
     return settings
 

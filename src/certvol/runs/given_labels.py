@@ -19,7 +19,7 @@ from certvol.errors import UserError
 from certvol.files import fingerprint_of, write_atomically
 from certvol.progress import Reporter
 from certvol.runs.folder import RunFolder
-from certvol.runs.review_labels import COLUMNS, Review, read_review, review_cells, rows_by_path
+from certvol.runs.review_labels import COLUMNS, Review, read_review, review_cells, row_of_path
 from certvol.runs.tables import csv_text, read_column
 from certvol.settings import Config
 
@@ -111,7 +111,7 @@ def read_given(
     place = run.labels if run.labels.exists() else Path(data.target_labels)
     shown = printable(str(place))
     reviews = read_review(place, classes)
-    image_of = rows_by_path(paths)
+    image_of = row_of_path(paths)
     found = [each for each in reviews if each.path in image_of]
     if len(found) < len(reviews):
         lost = next(each.path for each in reviews if each.path not in image_of)
@@ -149,7 +149,7 @@ def _nothing_trains(reviews: Sequence[Review], shown: str) -> str:
     if random == 0:
         return f"{shown} holds no label to train on; label images with `certvol review RUN`"
     return (
-        f"the {random} labels in {shown} are of random images, which judge the model and do not "
-        "train it; label chosen images too, train on all with `--data.label_kinds all`, or only "
-        "calibrate with `--training.cycles 0`"
+        f"all labels in {shown} ({random}) are of random images, which only measure accuracy. "
+        "Label chosen images too, or train on all with `--data.label_kinds all`, or only calibrate "
+        "with `--training.cycles 0`"
     )

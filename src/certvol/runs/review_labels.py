@@ -107,7 +107,7 @@ def clean_path(cell: str) -> str:
     return path_cell(cell.removeprefix("./"))
 
 
-def rows_by_path(paths: Sequence[str]) -> dict[str, int]:
+def row_of_path(paths: Sequence[str]) -> dict[str, int]:
     """Return the row of each target image by its path; UserError if two have the same path."""
     rows: dict[str, int] = {}
     for row, path in enumerate(map(clean_path, paths)):

@@ -54,7 +54,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def json_text(content: Any, **layout: Any) -> str:
-    """Format JSON, which has no word for numbers that are not finite: RunFailed for such a one."""
+    """Format JSON; raise RunFailed for NaN or infinity, which JSON cannot hold."""
     try:
         return json.dumps(content, allow_nan=False, **layout) + "\n"
     except ValueError:

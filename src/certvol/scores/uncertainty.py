@@ -1,7 +1,7 @@
 """Measure how certain a model is of an image. N images, C classes.
 
-`MEASURES` lists all measures, and whether more means more certain. Comparisons of measures
-(correlations, AUROC, rejection) first set signs so that it does, as in the paper's fig. 3c.
+`MEASURES` lists every measure and its direction. Before measures are compared (by correlations,
+AUROC or rejection), signs are flipped so that higher means more certain, as in the paper's fig. 3c.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ The collapse guard watches them in every cycle, trials of norm modes are decided
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,19 @@ from certvol.progress import percent
 
 Probabilities = NDArray[np.float32]
 Scores = Mapping[str, float | None]
-Trials = Mapping[str, Scores | None]
+ModeScores = Mapping[str, Scores | None]
 
 SND_TEMPERATURE = 0.05
 SND_ROWS = 512  # rows computed at a time, because N x N may not fit into memory
 SND_IMAGES = 512  # images per cycle, because the cost grows with their square
 CLEARLY_BETTER = 0.05  # of the largest possible entropy or mutual information
 NEARLY_ALL = 0.92  # of the classes
-NORM_MODES = ("frozen", "mixed", "per_domain")  # the later, the more they fit the target
+NormModeTried = Literal["frozen", "mixed", "per_domain"]
+NORM_MODES: tuple[NormModeTried, ...] = get_args(NormModeTried)
+"""Norm modes that a trial compares; the later ones fit the target more closely."""
 SPREADING, STILL_AGREEING = 1.3, 0.75
-HARDLY_LEARNT, TIMES_CHANCE, FEWEST_JUDGES = 0.6, 3, 10
+HARDLY_LEARNT, TIMES_CHANCE = 0.6, 3
+MIN_HELD_OUT = 10  # held-out source images that accuracy is measured on
 _SPREADING_TEXT = "predictions now use"
 
 
@@ -259,7 +262,7 @@ def _score(scores: Scores, name: str) -> float:
     return float("nan") if value is None else value
 
 
-def preferred_mode(trials: Trials, num_classes: int) -> str:
+def preferred_mode(trials: ModeScores, num_classes: int) -> NormModeTried:
     """Choose a norm mode by its scores after a short trial; None stands for a collapse.
 
     A mode that fits the target more must be better than all that fit it less: `frozen` statistics
@@ -274,11 +277,11 @@ def preferred_mode(trials: Trials, num_classes: int) -> str:
     return "mixed"
 
 
-def _fits_less(mode: str, other: str) -> bool:
+def _fits_less(mode: NormModeTried, other: NormModeTried) -> bool:
     return NORM_MODES.index(mode) < NORM_MODES.index(other)
 
 
-def keeps_source(trials: Trials, least: float) -> dict[str, Scores | None]:
+def drop_modes_that_lost_source(trials: ModeScores, least: float) -> dict[str, Scores | None]:
     """Return the trials in the order of `NORM_MODES`, with None for a mode that lost the source.
 
     A mode is out if its accuracy on held-out source images is below the share `least` of the best
@@ -299,7 +302,7 @@ def pretraining_warning(accuracy: float | None, images: int, num_classes: int) -
 
     The bar depends on chance: 60 % is poor with two classes, and 10 % is good with a hundred.
     """
-    if accuracy is None or images < FEWEST_JUDGES:
+    if accuracy is None or images < MIN_HELD_OUT:
         return None
     if accuracy >= min(HARDLY_LEARNT, TIMES_CHANCE / num_classes):
         return None

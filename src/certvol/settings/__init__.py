@@ -1,5 +1,6 @@
 """Settings: declared in `sections` and by methods, grouped in `presets`, loaded by `resolve`."""
 
+from certvol.settings.data_sections import MIN_IMAGE_SIZE, AugmentConfig, DataConfig
 from certvol.settings.declare import Range, Setting, setting, settings_of
 from certvol.settings.presets import PRESETS
 from certvol.settings.resolve import (
@@ -14,10 +15,8 @@ from certvol.settings.resolve import (
     shown,
 )
 from certvol.settings.sections import (
-    MIN_IMAGE_SIZE,
     SECTIONS,
-    AugmentConfig,
-    DataConfig,
+    WITHOUT_EFFECT,
     GuardConfig,
     ModelConfig,
     NormMode,
@@ -28,6 +27,7 @@ __all__ = [
     "MIN_IMAGE_SIZE",
     "PRESETS",
     "SECTIONS",
+    "WITHOUT_EFFECT",
     "AugmentConfig",
     "Config",
     "DataConfig",

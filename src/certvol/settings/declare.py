@@ -53,10 +53,16 @@ def setting(
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
+    affects_result: bool = True,
 ) -> Any:
-    """Declare a field of a settings dataclass."""
+    """Declare a field of a settings dataclass.
+
+    `affects_result` is False for places (what lies there is compared itself), speed, and what is
+    written besides the results: two runs that differ only in these are the same experiment.
+    """
     limits = Range(above, at_least, below, at_most)
-    return field(default=default, metadata={"help": help, "range": limits})
+    metadata = {"help": help, "range": limits, "affects_result": affects_result}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Setting:
     default: Any
     help: str
     range: Range
+    affects_result: bool = True
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -90,5 +97,11 @@ class Setting:
 def settings_of(section: Any) -> Iterator[Setting]:
     """Yield the settings that a section's dataclass, or an instance of it, declares."""
     for each in dataclasses.fields(section):
-        limits = each.metadata.get("range", Range())
-        yield Setting(each.name, each.type, each.default, each.metadata.get("help", ""), limits)
+        yield Setting(
+            each.name,
+            each.type,
+            each.default,
+            help=each.metadata.get("help", ""),
+            range=each.metadata.get("range", Range()),
+            affects_result=each.metadata.get("affects_result", True),
+        )

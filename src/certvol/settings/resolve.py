@@ -18,12 +18,11 @@ import yaml
 
 from certvol.errors import UserError
 from certvol.files import expanded
+from certvol.settings.data_sections import AugmentConfig, DataConfig
 from certvol.settings.declare import Setting, settings_of
 from certvol.settings.presets import PRESETS
 from certvol.settings.sections import (
     SECTIONS,
-    AugmentConfig,
-    DataConfig,
     GuardConfig,
     ModelConfig,
     TrainingConfig,

@@ -3,137 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from certvol.settings.declare import setting
+from certvol.settings.data_sections import AugmentConfig, DataConfig
+from certvol.settings.declare import setting, settings_of
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
 
-MIN_IMAGE_SIZE = 8  # pixels
 MAX_RATE = 1e30
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The source and the target, and how images are decoded and stored."""
-
-    source: str | None = setting(
-        None,
-        help="Folder of labelled images with one sub-folder per class, a folder of such folders "
-        "(domains), or a .npz of features.",
-    )
-    more_sources: str | None = setting(
-        None,
-        help="Further sources, separated by `:` (repeat --source); the classes of all are joined.",
-    )
-    target: str | None = setting(
-        None, help="Folder of images to adapt to, in any layout, or a .npz. Labels are never read."
-    )
-    target_prior: str = setting(
-        "unknown",
-        help="How often each class occurs in the target: unknown, balanced (all classes, about "
-        "equally often), source (as in the source), or a CSV of class and share.",
-    )
-    target_classes: str | None = setting(
-        None, help="Classes that occur in the target, separated by commas; null: any of them."
-    )
-    target_labels: str | None = setting(
-        None,
-        help="CSV of reviewed target images, as `certvol review` writes it: the only labels of the "
-        "target that training sees.",
-    )
-    label_kinds: Literal["chosen", "all"] = setting(
-        "chosen",
-        help="Reviewed labels that train. chosen: the random ones are kept to judge the new model; "
-        "all: the random ones train too, and new ones must judge it.",
-    )
-    image_size: int | None = setting(
-        None,
-        at_least=MIN_IMAGE_SIZE,
-        at_most=2**14,
-        help="Side in pixels of the network's input; null: the size the backbone was trained with.",
-    )
-    cache_dir: str | None = setting(
-        None, help="Folder for decoded images; null: $CERTVOL_CACHE, else the user's cache folder."
-    )
-    cache_limit_gb: float = setting(
-        50.0,
-        above=0,
-        at_most=1e6,
-        help="Largest size of the cache; the least recently used images are deleted first.",
-    )
-    workers: int = setting(
-        0, at_least=0, at_most=1024, help="Processes that decode images; 0: one per core."
-    )
-    device_share: float = setting(
-        0.5,
-        at_least=0,
-        help="Keep decoded images on the GPU if they fit into this share of its free memory.",
-    )
-    holdout: float = setting(
-        0.1,
-        at_least=0,
-        at_most=0.5,
-        help="Share of the source kept out of training, to notice when a model gets worse.",
-    )
-    views: int = setting(
-        4,
-        above=0,
-        at_most=1024,
-        help="With model.train head: views per image to extract; the first is the test view.",
-    )
-    view_set: Literal["random", "shifted"] = setting(
-        "random",
-        help="With model.train head. random: the test view and augmented ones (data.views); "
-        "shifted: one view, the mean of 9 shifted crops and their mirror images.",
-    )
-    max_megapixels: float = setting(
-        179.0,
-        above=0,
-        at_most=10_000,
-        help="Skip images above this size, which may be decompression bombs.",
-    )
-    decode_seconds: float = setting(
-        60.0,
-        above=0,
-        at_most=86_400,
-        help="Skip images that take more processor time than this to decode.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """Random changes to training images; all geometric ones are applied in one warp."""
-
-    enabled: bool = setting(True, help="Draw random views; false: train on the test view.")
-    crop_area: float = setting(
-        0.75,
-        above=0,
-        at_most=1,
-        help="Smallest share of the image's area that a random crop keeps.",
-    )
-    crop_aspect: float = setting(
-        1.3333333333333333,
-        above=0,
-        at_most=100,
-        help="Largest change of aspect ratio by a random crop.",
-    )
-    flip: bool = setting(True, help="Mirror half of the views left to right.")
-    rotate: float = setting(
-        10.0, at_least=0, at_most=360, help="Largest rotation in degrees, either way."
-    )
-    shear: float = setting(
-        10.0, at_least=0, at_most=90, help="Largest shear in degrees, either way."
-    )
-    shift: float = setting(
-        0.025, at_least=0, at_most=10, help="Largest shift as a share of the side, either way."
-    )
-    scale: float = setting(0.025, at_least=0, at_most=10, help="Largest zoom, either way.")
-    grey: float = setting(0.2, at_least=0, at_most=1, help="Probability of a grey view.")
-    jitter: float = setting(
-        0.05,
-        at_least=0,
-        at_most=1,
-        help="Largest change of brightness, contrast, saturation and hue, either way.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +26,9 @@ class ModelConfig:
         None, help="Run whose delivered model adaptation continues from, without pretraining."
     )
     hub: bool = setting(
-        True, help="Download missing weights; false: use only weights that are in the local cache."
+        True,
+        affects_result=False,
+        help="Download missing weights; false: use only weights that are in the local cache.",
     )
     norm: NormMode = setting(
         "auto",
@@ -215,17 +92,22 @@ class TrainingConfig:
         128, at_least=4, at_most=2**16, help="Images per step, source and target together."
     )
     seed: int = setting(0, at_least=0, help="Seed of all random numbers.")
-    device: str = setting("auto", help="Device to compute on: auto, cpu, cuda or cuda:N.")
+    device: str = setting(
+        "auto", affects_result=False, help="Device to compute on: auto, cpu, cuda or cuda:N."
+    )
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto",
         help="Training precision. auto: bf16 on GPUs, and on CPUs with bf16 hardware for images of "
         "64 px or more; else fp32. Predictions are always fp32.",
     )
     record: bool = setting(
-        True, help="On one GPU: record a step as a CUDA graph and replay it, which is faster."
+        True,
+        affects_result=False,
+        help="On one GPU: record a step as a CUDA graph and replay it, which is faster.",
     )
     compile: Literal["auto", "always", "never"] = setting(
         "auto",
+        affects_result=False,
         help="Compile the backbone by torch.compile, which takes a minute and makes steps faster. "
         "auto: on a GPU, for runs of 5,000 steps or more.",
     )
@@ -317,14 +199,20 @@ class TrainingConfig:
         help="Decay per step (such as 0.99) of a moving average of the weights, which then labels "
         "the target and is delivered; 0: no average.",
     )
-    log_every: int = setting(10, above=0, help="Steps between lines of history.jsonl.")
-    checkpoint_seconds: float = setting(60.0, at_least=0, help="Seconds between checkpoints.")
+    log_every: int = setting(
+        10, above=0, affects_result=False, help="Steps between lines of history.jsonl."
+    )
+    checkpoint_seconds: float = setting(
+        60.0, at_least=0, affects_result=False, help="Seconds between checkpoints."
+    )
     checkpoint_previous: bool = setting(
         True,
+        affects_result=False,
         help="Also keep the previous checkpoint, as a fallback; this takes twice the disk space.",
     )
     tensorboard: bool = setting(
         False,
+        affects_result=False,
         help="Also write history.jsonl for TensorBoard; needs `pip install certvol[tensorboard]`.",
     )
 
@@ -369,7 +257,9 @@ class GuardConfig:
         "label-free score).",
     )
     keep: Literal["chosen", "all"] = setting(
-        "chosen", help="all: keep the best weights of every validator, not only of the chosen one."
+        "chosen",
+        affects_result=False,
+        help="all: keep the best weights of every validator, not only of the chosen one.",
     )
 
 
@@ -380,3 +270,11 @@ SECTIONS: dict[str, type] = {
     "training": TrainingConfig,
     "guard": GuardConfig,
 }
+
+WITHOUT_EFFECT = frozenset(
+    f"{section}.{each.name}"
+    for section, cls in SECTIONS.items()
+    for each in settings_of(cls)
+    if not each.affects_result
+)
+"""The settings that do not affect a run's result."""

@@ -31,7 +31,6 @@ from certvol.training.trainer import Task, Trainer
 RATE, LARGEST_RATE = 4.0, 0.1
 PREDICT_ROWS = 4096
 SETTLED = 0.005  # training ends early once labels by a rule that compares rows hardly change
-BY_CLASSIFIER = ("argmax", "mc_dropout")  # rules that label each row by itself
 LARGEST_TRAINED = 1e15  # the sum of squares still fits into float32, in which training computes
 
 
@@ -54,7 +53,8 @@ class _NetworkClassifier(TargetClassifier):
         given = {**self.get_params(deep=False), "seed": seed, "learning_rate": learning_rate}
         given |= {"backbone": f"features-{dim}", "train": "head", "classifier_layers": 1}
         given["head_rate"] = 1.0  # the learning rate follows from the rows
-        given["settled"] = 0.0 if self.pseudo_labels in BY_CLASSIFIER else SETTLED
+        compares_rows = discover()[self.pseudo_labels].labels_whole_target
+        given["settled"] = SETTLED if compares_rows else 0.0
 
         def filled(section: type) -> Any:
             names = [each.name for each in settings_of(section)]

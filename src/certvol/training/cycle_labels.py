@@ -59,14 +59,21 @@ class CycleLabels:
             )
         if cycle == 0 and self.labeller.rule_compares:
             trainer.choice.expect(effective_number(pools.counts_C))
-        in_use, classes = int((pools.counts_C > 0).sum()), trainer.num_classes
-        if in_use < max(2, classes / 2):
-            trainer.log.warn_once(
-                "few", f"cycle {cycle + 1}: pseudo-labels fall onto {in_use} of {classes} classes"
-            )
+        self._warn_of_few_classes(cycle, pools.counts_C[trainer.task.prior.allowed_C])
         self.state.plan = plan
         seconds = time.monotonic() - started + (0.0 if ahead is None else ahead.seconds)
         trainer.keeper.note_time({"cycle": cycle, "labelled": pools.labelled, "seconds": seconds})
+
+    def _warn_of_few_classes(self, cycle: int, counts_A: Indices) -> None:
+        """Warn if the pseudo-labels leave out most of the classes that the target may have."""
+        in_use, classes = int((counts_A > 0).sum()), len(counts_A)
+        if in_use < min(classes, max(2, classes / 2)):
+            self.trainer.log.warn_once(
+                "few",
+                f"cycle {cycle + 1}: pseudo-labels use only {in_use} of {classes} classes; if the "
+                "target has more, lower `training.learning_rate` or compare with `--method "
+                "source_only`",
+            )
 
     def _label_target(self, cycle: int) -> Indices:
         """Label all target images in every cycle, or once per stage if a method has several.

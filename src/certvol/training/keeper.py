@@ -29,18 +29,12 @@ from certvol.runs.checkpoint import (
     write_tensors,
 )
 from certvol.runs.folder import Journal, RunFolder
-from certvol.settings import Config, shown
+from certvol.settings import WITHOUT_EFFECT, Config, shown
 from certvol.training.state import RunState
 
 PRETRAINED = "pretrained"
-# Settings that may change between two parts of a run: places, speed, and what is written besides.
-FREE_SETTINGS = frozenset(
-    "data.source data.more_sources data.target data.target_prior data.cache_dir "
-    "data.cache_limit_gb data.workers data.device_share data.decode_seconds model.hub "
-    "training.device training.record training.compile training.log_every "
-    "training.checkpoint_seconds training.checkpoint_previous training.tensorboard "
-    "guard.keep".split()
-)
+# Settings that may change between two parts of a run. The prior itself is compared, not its place.
+FREE_SETTINGS = WITHOUT_EFFECT | {"data.target_prior"}
 MOST_DIFFERENCES = 5
 NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 
@@ -48,7 +42,6 @@ NOT_OF_THIS_RUN = (KeyError, TypeError, ValueError, IndexError, AttributeError, 
 class Keeper:
     """Keeps weights in memory, but no states, history or trials: these need a run folder."""
 
-    how_to_resume = ""
     last_good_state = ""
     """A sentence for messages that says where the newest checkpoint is."""
 
@@ -125,7 +118,6 @@ class RunKeeper(Keeper):
         """Weights of validators' best cycles, to be written with the next checkpoint."""
         self.saved_at = time.monotonic()
         run.checkpoints.keeps_previous = self.settings.checkpoint_previous
-        self.how_to_resume = f"resume with `certvol adapt --resume {run.path}`"
 
     @property
     def last_good_state(self) -> str:  # type: ignore[override]
@@ -167,7 +159,8 @@ class RunKeeper(Keeper):
         except OSError as error:
             raise UserError(
                 f"cannot write the checkpoint: {error.strerror or error}. The previous one is "
-                f"kept; when the cause is fixed, {self.how_to_resume}"
+                f"kept; when the cause is fixed, resume with `certvol adapt --resume "
+                f"{self.run.path}`"
             ) from None
         self.saved_at = time.monotonic()
 

@@ -44,7 +44,9 @@ class TrainingLog:
         phase = "adapt" if batch.adapting else "pretrain"
         for name, value in terms.items():
             if not math.isfinite(value):
-                raise FloatingPointError(f"at step {step} of {phase} loss term `{name}` is")
+                raise FloatingPointError(
+                    f"at step {step} of {phase} loss term `{name}` is no longer finite"
+                )
         weights = self.method.term_weights
         line = {
             "phase": phase,

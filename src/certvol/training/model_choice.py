@@ -123,7 +123,7 @@ class Watch:
 
 def _finite(outputs: Outputs) -> Outputs:
     if not outputs.finite:
-        raise FloatingPointError("the model's predictions are")
+        raise FloatingPointError("the model's predictions are no longer finite")
     return outputs
 
 
@@ -131,7 +131,7 @@ def check_finite(method: AdaptationMethod) -> None:
     """Raise FloatingPointError if a weight is not finite: a step changes weights after its loss."""
     weights = [w for w in method.state_dict().values() if w.is_floating_point() and w.numel() > 0]
     if not get_total_norm(weights, norm_type=math.inf).isfinite():
-        raise FloatingPointError("the model's weights are")
+        raise FloatingPointError("the model's weights are no longer finite")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from certvol.data.store import PixelStore
 from certvol.data.target_prior import read_prior
 from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
 from certvol.distributed import Team
-from certvol.errors import RunFailed, UserError
+from certvol.errors import RunFailed, UserError, is_out_of_memory
 from certvol.nn.acceleration import prepare, uses_bf16
 from certvol.nn.backbones import BackboneInfo, features_dim, has_pretrained_weights
 from certvol.nn.network import seeded_backbone
@@ -171,7 +171,7 @@ class Job:
                 f") or `data.device_share` (now {data.device_share:g}), which keeps images in RAM"
             ) from None
         except RuntimeError as error:
-            if "allocate" not in str(error):  # torch's message if RAM runs out
+            if not is_out_of_memory(error):
                 raise
             raise RunFailed(
                 f"not enough memory; lower `training.batch_size` (now {training.batch_size}), or "
@@ -202,7 +202,8 @@ class Job:
         keep_trained(self.run, config.model.start)
         if reviewed is not None:
             known, none = len(reviewed.images_R), len(reviewed.none_U)
-            self.reporter.say(f"{known} reviewed target images train; {none} are of no class")
+            rest = f"; {none} show none of the classes and are left out" if none else ""
+            self.reporter.say(f"training on {known} reviewed target images{rest}")
         mode = method.network.domains.mode
         keeper = RunKeeper(
             self.run,

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,21 @@ class _Losses(nn.Module):
         return mean_cross_entropy(logits_RC, rows.labels_R) * rows.weight
 
 
+@dataclass(frozen=True, eq=False)
+class PreparedBatch:
+    """A batch that was built while the device computed the step before."""
+
+    plan: CyclePlan
+    index: int
+    place: int
+    adapting: bool
+    batch: Batch
+
+    def is_for(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> bool:
+        wanted = (index, place, adapting)
+        return self.plan is plan and (self.index, self.place, self.adapting) == wanted
+
+
 class Stepper:
     """Holds the optimiser and takes steps.
 
@@ -71,11 +87,13 @@ class Stepper:
         self.method, self.views, self.settings, self.team = method, views, settings, team
         self.reviewed = reviewed
         self.bf16 = bf16
-        self.phase_losses: dict[bool, nn.Module] = {}
+        self.losses: nn.Module | None = None
+        """The losses of the present phase; `losses_adapt` says which phase that is."""
+        self.losses_adapt = False
         self.tables: dict[str, Tensor] = {}
         """The tables that the method keeps on every target image, on the training device."""
         self.noise = torch.Generator(views.device)
-        self.ahead: tuple[CyclePlan, int, int, bool, Batch] | None = None
+        self.ahead: PreparedBatch | None = None
         recorded = views.device.type == "cuda" and settings.record and team.size == 1
         self.recorder = Recorder(self._train_on, enabled=recorded)
         self.new_optimizer()
@@ -136,14 +154,14 @@ class Stepper:
         trained = self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
         if self.views.device.type == "cuda" and index + 1 < plan.steps:
             # Prepare the next batch while the device computes this step.
-            following = self._batch(plan, index + 1, place + 1, adapting)
-            self.ahead = (plan, index + 1, place + 1, adapting, following)
+            coming = (plan, index + 1, place + 1, adapting)
+            self.ahead = PreparedBatch(*coming, self._batch(*coming))
         return trained
 
     def _next_batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
         ahead, self.ahead = self.ahead, None
-        if ahead is not None and ahead[0] is plan and ahead[1:4] == (index, place, adapting):
-            return ahead[4]
+        if ahead is not None and ahead.is_for(plan, index, place, adapting):
+            return ahead.batch
         return self._batch(plan, index, place, adapting)
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
@@ -204,7 +222,7 @@ class Stepper:
 
     def _losses(self, adapting: bool) -> nn.Module:
         """Return one module per phase: `static_graph` needs the same networks at every step."""
-        if adapting not in self.phase_losses:
+        if self.losses is None or self.losses_adapt != adapting:
             losses: nn.Module = _Losses(self.method)
             if self.team.size > 1:
                 with warnings.catch_warnings():
@@ -213,8 +231,8 @@ class Stepper:
                     losses = DistributedDataParallel(
                         losses, broadcast_buffers=False, static_graph=True
                     )
-            self.phase_losses = {adapting: losses}
-        return self.phase_losses[adapting]
+            self.losses, self.losses_adapt = losses, adapting
+        return self.losses
 
     def _batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
         """Build a batch; the caller sets its progress later."""

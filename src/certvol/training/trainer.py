@@ -123,8 +123,8 @@ class Trainer:
         except FloatingPointError as error:
             kept = self.keeper.last_good_state
             raise RunFailed(
-                f"{error} no longer finite; lower `training.learning_rate` (now "
-                f"{self.settings.learning_rate:g}) or set `training.grad_clip 10`"
+                f"{error}; lower `training.learning_rate` (now {self.settings.learning_rate:g}) or "
+                "set `training.grad_clip 10`"
                 f"{'; ' if kept else ''}{kept}"
             ) from None
         return self._deliver()
@@ -142,9 +142,9 @@ class Trainer:
                 self._steps_left(), pretrained, self.reporter, may_settle=self.labels.may_settle
             )
         if self.position.phase == "pretrain" and self.position.trial is None:
-            self.pretrain()
+            outputs = self.pretrain()
             self.keeper.keep_weights(PRETRAINED, self.method)
-            self._begin_adaptation()
+            self._begin_adaptation(outputs)
         if self.position.phase == "trial" or self.position.trial is not None:
             self.trials.choose()
         self.keeper.drop_trials(self.state)
@@ -168,8 +168,8 @@ class Trainer:
         again = self.settings.pretrain_steps if twice else 0
         return steps_of_run(self.settings, self.method) + again - done
 
-    def pretrain(self) -> None:
-        """Train on the source, then check the result, which even the last step may have ruined."""
+    def pretrain(self) -> Outputs:
+        """Train on the source; return the outputs, checked: the last step may have ruined them."""
         steps, size = self.settings.pretrain_steps, self.task.pretrain_cycle
         position = self.position
         done = position.cycle * size + position.step
@@ -184,10 +184,11 @@ class Trainer:
             self._save_if_due()
         self.reporter.finish()
         self.stepper.start_teacher()
-        self._predict(0, self.start_domain)
+        outputs = self._predict(0, self.start_domain)
         check_finite(self.method)
+        return outputs
 
-    def _begin_adaptation(self) -> None:
+    def _begin_adaptation(self, outputs: Outputs) -> None:
         self.position.cycle = self.position.step = 0
         if not self.method.adapts or self.settings.cycles == 0:
             self.position.phase = "done"
@@ -197,13 +198,13 @@ class Trainer:
             self.keeper.save_as(START, self.state)
         else:
             self.position.phase = "adapt"
-            self.start_in_norm_mode()
+            self.start_in_norm_mode(outputs)
         self.save()
 
-    def start_in_norm_mode(self) -> None:
-        """Score the pretrained model, then prepare adaptation in the position's norm mode."""
+    def start_in_norm_mode(self, outputs: Outputs | None = None) -> None:
+        """Score the pretrained model by its `outputs`, then prepare adaptation in a norm mode."""
         self.stepper.start_teacher()
-        outputs = self._predict(0, self.start_domain)
+        outputs = self._predict(0, self.start_domain) if outputs is None else outputs
         scores = self._scores(outputs)
         self.choice.start(scores)
         self.state.watched_N = outputs.labels_N
@@ -394,5 +395,5 @@ class Trainer:
         """Stop all processes together, with the present state saved."""
         if (signal := self.team.agree(self.stop_signal())) is not None:
             self.save()
-            self.team.part()
-            raise Interrupted(f"stopped; {self.keeper.how_to_resume}", 128 + signal)
+            self.team.leave()
+            raise Interrupted("stopped", 128 + signal)

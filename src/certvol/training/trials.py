@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 from certvol.nn import norm
 from certvol.nn.backbones import has_pretrained_weights
 from certvol.progress import percent
-from certvol.scores.validators import NEARLY_ALL, keeps_source, norm_margin, preferred_mode
-from certvol.scores.validators import Trials as Scored
+from certvol.scores.validators import (
+    NEARLY_ALL,
+    ModeScores,
+    drop_modes_that_lost_source,
+    norm_margin,
+    preferred_mode,
+)
 from certvol.training.keeper import PRETRAINED
 
 if TYPE_CHECKING:
@@ -45,10 +50,8 @@ class Trials:
             if mode not in trainer.position.trial_scores:
                 self._run(mode, count)
         scores = trainer.position.trial_scores
-        healthy = keeps_source(scores, guard.source_accuracy)
-        chosen = next(
-            mode for mode in self.modes if mode == preferred_mode(healthy, trainer.num_classes)
-        )
+        healthy = drop_modes_that_lost_source(scores, guard.source_accuracy)
+        chosen = preferred_mode(healthy, trainer.num_classes)
         trainer.reporter.say(self._in_words(chosen, healthy, count))
         if chosen == "frozen":
             keeper.restore(START_FROZEN, trainer.state)
@@ -72,7 +75,7 @@ class Trials:
             if mode != "frozen":
                 raise
             # The user did not ask for this mode, so its failure must not end the run.
-            trainer.reporter.warn(f"norm mode frozen is left out: {error} no longer finite")
+            trainer.reporter.warn(f"norm mode frozen is left out: {error}")
             keeper.restore(START, trainer.state)
             scores[mode] = None
             trainer.position.trial_scores = scores
@@ -92,13 +95,13 @@ class Trials:
                 trainer.start_in_norm_mode()
         if trainer.position.phase == "pretrain":
             trainer.network.domains.mode = mode
-            trainer.pretrain()
+            outputs = trainer.pretrain()
             keeper.save_as(START_FROZEN, trainer.state)
             trainer.position.phase, trainer.position.cycle = "trial", 0
-            trainer.start_in_norm_mode()
+            trainer.start_in_norm_mode(outputs)
         trainer.adapt(cycles)
 
-    def _in_words(self, chosen: norm.Mode, healthy: Scored, cycles: int) -> str:
+    def _in_words(self, chosen: norm.Mode, healthy: ModeScores, cycles: int) -> str:
         words, classes = [], self.trainer.num_classes
         for mode, scores in healthy.items():
             found = self.trainer.position.trial_scores[mode]
@@ -109,12 +112,13 @@ class Trials:
                 words.append(f"{mode} out: {accuracy} % correct on held-out source images")
             else:
                 words.append(
-                    f"{mode} {found['entropy']:.2f}, {found['mutual_information']:.2f} and "
+                    f"{mode} {found['entropy']:.2f}, {found['mutual_information']:.2f}, "
                     f"{found['classes_in_use']:.1f}"
                 )
-        later, margin = "per_domain" if len(self.modes) == 2 else "each", norm_margin(classes)
+        others = "the other" if len(self.modes) == 2 else "the others"
         return (
-            f"norm mode: {chosen} (entropy, mutual information and classes in use after {cycles} "
-            f"trial cycles: {'; '.join(words)}; {later} must have {margin:.2g} less entropy, or "
-            f"{margin:.2g} more mutual information and {NEARLY_ALL * classes:.1f} classes)"
+            f"norm mode `{chosen}` chosen after {cycles} trial cycles. Entropy, mutual information "
+            f"and classes in use: {'; '.join(words)}. A mode that fits the target more closely is "
+            f"chosen only if it leads {others} by {norm_margin(classes):.2g} in entropy, or in "
+            f"mutual information with at least {NEARLY_ALL * classes:.1f} classes in use."
         )

@@ -277,8 +277,8 @@ def test_a_method_may_label_the_whole_target_and_leave_images_out(
     survey = _EverySecond.surveys[0]
     assert survey.features_ND.shape == (36, 128)
     assert survey.probabilities_NC.sum(1).tolist() == pytest.approx([1.0] * 36, abs=1e-4)
-    assert survey.source_centres_CD is not None
-    counts = survey.source_centres_CD.norm(dim=1)
+    assert survey.source_sums_CD is not None
+    counts = survey.source_sums_CD.norm(dim=1)
     assert (
         (counts > 3) & (counts <= 11.001)
     ).all()  # 11 images of each class are trained on, of unit length each
@@ -309,9 +309,9 @@ def test_the_centres_of_the_source_use_its_own_statistics(
             centres.append(
                 torch.stack([(rows / rows.norm(dim=1, keepdim=True)).sum(0) for rows in features])
             )
-        assert survey.source_centres_CD is not None
-        assert torch.allclose(survey.source_centres_CD, centres[SOURCE], atol=1e-4)
-        assert not torch.allclose(survey.source_centres_CD, centres[TARGET], atol=0.1)
+        assert survey.source_sums_CD is not None
+        assert torch.allclose(survey.source_sums_CD, centres[SOURCE], atol=1e-4)
+        assert not torch.allclose(survey.source_sums_CD, centres[TARGET], atol=0.1)
         return survey
 
     monkeypatch.setattr(Labeller, "survey", watched)

@@ -116,11 +116,11 @@ function showFigures() {
   $("before").hidden = !found.before;
   if (found.before) showShare("before", found.before, "");
   const rule = found.threshold;
-  const limit = `if at most ${percent(found.risk)} may be wrong`;
+  const limit = `if at most ${percent(found.max_error)} may be wrong`;
   if (rule.threshold !== null) put("threshold", percent(rule.coverage), `of all images ${limit}`);
-  else if (rule.needed > found.images) put("threshold", "–", `${limit}: the target has too few images to prove it`);
-  else if (rule.needed !== null) put("threshold", "–", `${limit}: not proved yet, about ${rule.needed} random labels should be enough`);
-  else put("threshold", "none", `${limit}: the most certain images are wrong too often so far`);
+  else if (rule.needed > found.images) put("threshold", "–", `no threshold ${limit}: the target has too few images`);
+  else if (rule.needed !== null) put("threshold", "–", `no threshold yet ${limit}; about ${rule.needed} random labels should be enough`);
+  else put("threshold", "none", `no threshold yet ${limit}: even the most certain images are wrong too often`);
   $("more").hidden = !found.to_halve;
   put("more", `+ ${found.to_halve}`, "random labels");
   const extra = [`${found.random} random`, `${found.chosen} chosen`];
@@ -206,7 +206,7 @@ async function start() {
   $("run").textContent = data.run;
   document.title = `Label images: ${data.run}`;
   $("next").textContent = `certvol adapt --from ${data.path} --labels ${data.path}/review.csv --out NEW_RUN`;
-  $("use").textContent = `certvol predict ${data.path} IMAGES --max-error ${data.estimates.risk} --out predictions.csv`;
+  $("use").textContent = `certvol predict ${data.path} IMAGES --max-error ${data.estimates.max_error} --out predictions.csv`;
   search = makeSearch(data.classes, (label) => answer("class", label));
   $("picture").addEventListener("error", () => { $("broken").hidden = false; });
   $("picture").addEventListener("load", () => {

@@ -1,18 +1,13 @@
 """Pseudo-label rules: one file per rule, whose name is the value of `training.pseudo_labels`."""
 
-import importlib
-import pkgutil
-
+from certvol.files import modules_of
 from certvol.settings import Config
 from certvol.training.pseudo_labels._base import PseudoLabelRule
 
 
 def discover() -> dict[str, type[PseudoLabelRule]]:
     """Return the class `Rule` of every module in this folder whose name has no underscore."""
-    names = sorted(
-        module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
-    )
-    return {name: importlib.import_module(f"{__name__}.{name}").Rule for name in names}
+    return {name: module.Rule for name, module in modules_of(__name__, __path__).items()}
 
 
 def config_classes() -> dict[str, type]:

@@ -185,7 +185,7 @@ class Labeller:
             features.append(self._gathered(features_ND))
             probabilities.append(self._gathered(probabilities_NC))
         rule_sees_source = self.rule.uses_source and not self.method.labels_whole_target
-        source_SD = labels_S = centres_CD = None
+        source_SD = labels_S = sums_CD = None
         if self.method.surveys_source or rule_sees_source:
             images_S = np.concatenate(source_pools)
             classes = np.arange(len(source_pools))
@@ -194,16 +194,18 @@ class Labeller:
             if rule_sees_source:
                 source_SD = torch.cat([self._gathered(part_ND) for part_ND, _ in parts])
             else:
-                centres_CD = self._centres(parts, len(source_pools))
+                sums_CD = self._class_sums(parts, len(source_pools))
         return Survey(
-            torch.cat(features),
-            torch.cat(probabilities),
-            centres_CD,
-            stage,
-            torch_generator(self.views.device, self.settings.seed, "survey", cycle),
-            source_SD,
-            None if source_SD is None else torch.from_numpy(labels_S).to(self.views.device),
-            self.fixed_features,
+            features_ND=torch.cat(features),
+            probabilities_NC=torch.cat(probabilities),
+            source_sums_CD=sums_CD,
+            stage=stage,
+            generator=torch_generator(self.views.device, self.settings.seed, "survey", cycle),
+            source_features_SD=source_SD,
+            source_labels_S=None
+            if source_SD is None
+            else torch.from_numpy(labels_S).to(self.views.device),
+            fixed_features=self.fixed_features,
         )
 
     def _chunks(self, count: int) -> Iterator[Indices]:
@@ -231,7 +233,7 @@ class Labeller:
                     features_ND = network.features(view).float()
             yield features_ND, torch.from_numpy(labels_S[share_N]).to(device)
 
-    def _centres(self, parts: Iterator[tuple[Tensor, Tensor]], num_classes: int) -> Tensor:
+    def _class_sums(self, parts: Iterator[tuple[Tensor, Tensor]], num_classes: int) -> Tensor:
         """Sum the unit-length source features of each class over all processes."""
         device = self.views.device
         sums_CD = torch.zeros(num_classes, self.method.network.dim, device=device)

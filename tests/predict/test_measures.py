@@ -16,7 +16,7 @@ import certvol
 from certvol.data.augment import cache_size
 from certvol.data.domains import open_target
 from certvol.nn.norm import TARGET
-from certvol.predict import measure as measuring
+from certvol.predict import measures as measuring
 from certvol.predict.forward import Outputs
 from certvol.scores import metrics
 from certvol.scores.uncertainty import MEASURES
@@ -158,7 +158,9 @@ def test_batches_of_any_size_measure_the_same(labelled: certvol.Run) -> None:
     kept = np.array([0, 4, 5, 35])
     settings = model.config.training
     whole, parts = (
-        measuring.measure(model.method, torch.split(views, size), TARGET, settings, kept_K=kept)
+        measuring.run_with_measures(
+            model.method, torch.split(views, size), TARGET, settings, kept_K=kept
+        )
         for size in (36, 5)
     )
     assert whole.labels_N.tolist() == parts.labels_N.tolist()

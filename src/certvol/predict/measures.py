@@ -71,7 +71,7 @@ def linear_layers(method: AdaptationMethod) -> list[tuple[Tensor, Tensor]] | Non
     return found
 
 
-def measure(
+def run_with_measures(
     method: AdaptationMethod,
     batches: Iterable[Tensor],
     domain: int,
