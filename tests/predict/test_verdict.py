@@ -126,8 +126,8 @@ def test_the_figures_and_the_lines_say_what_adaptation_changed() -> None:
     assert lines[0] == f"verdict: {found['line']}"
     assert "accuracy on 80 held-out source images: 95.0 % before adaptation, 95.0 % after" in lines
     assert lines[-1] == (
-        "adaptation changed 50 of 200 predictions (25 %); images per class: ant 50 to 0, bee 50 to "
-        "100"
+        "adaptation changed 50 of 200 predictions (25 %); predicted images per class: "
+        "ant 50 to 0, bee 50 to 100"
     )
 
 

@@ -205,14 +205,14 @@ def describe(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def _moved(classes: Mapping[str, Mapping[str, int]]) -> str:
-    """Name the classes whose number of predictions changed most: `; mug 12 to 30, pen 40 to 22`."""
+    """Name the classes that changed most: `; predicted images per class: mug 12 to 30`."""
     by_change = sorted(classes, key=lambda name: -abs(_gain(classes[name])))
     named = [
         f"{printable(name)} {classes[name]['before']} to {classes[name]['after']}"
         for name in by_change[:NAMED_CLASSES]
         if _gain(classes[name])
     ]
-    return f"; images per class: {', '.join(named)}" if named else ""
+    return f"; predicted images per class: {', '.join(named)}" if named else ""
 
 
 def _gain(counts: Mapping[str, int]) -> int:
