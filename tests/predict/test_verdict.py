@@ -134,8 +134,8 @@ def test_the_figures_and_the_lines_say_what_adaptation_changed() -> None:
     assert lines[0] == f"verdict: {found['line']}"
     assert "accuracy on 80 held-out source images: 95.0 % before adaptation, 95.0 % after" in lines
     assert lines[-1] == (
-        "adaptation changed 50 of 200 predictions (25 %); images per class: ant 50 to 0, bee 50 to "
-        "100"
+        "adaptation changed 50 of 200 predictions (25 %); predicted images per class: "
+        "ant 50 to 0, bee 50 to 100"
     )
 
 
@@ -144,11 +144,13 @@ def test_the_lines_say_if_the_counts_are_of_a_sample() -> None:
     found = make_verdict(changed, CLASSES, target_images=5000)
     assert (found["images"], found["target_images"]) == (200, 5000)
     assert describe(found)[-1] == (
-        "adaptation changed 50 of 200 sampled predictions (25 %); sampled images per class: ant 50 "
-        "to 0, bee 50 to 100"
+        "adaptation changed 50 of 200 sampled predictions (25 %); predictions of sampled images "
+        "per class: ant 50 to 0, bee 50 to 100"
     )
     del found["target_images"]  # as in files of older versions
-    assert describe(found)[-1].startswith("adaptation changed 50 of 200 predictions (25 %); images")
+    assert describe(found)[-1].startswith(
+        "adaptation changed 50 of 200 predictions (25 %); predicted images per class"
+    )
 
 
 def test_a_method_in_closed_form_is_not_judged_by_the_source() -> None:

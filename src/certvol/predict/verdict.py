@@ -214,11 +214,11 @@ def describe(verdict: Mapping[str, Any]) -> list[str]:
             f"before adaptation{after}"
         )
     sampled = "sampled " if verdict.get("target_images", images) > images else ""
+    counted = "predictions of sampled images per class" if sampled else "predicted images per class"
     moved = _moved(verdict["classes"])
     lines.append(
         f"adaptation changed {changed['images']:,} of {images:,} {sampled}predictions "
-        f"({percent(changed['share'], 0)} %)"
-        + (f"; {sampled}images per class: {moved}" if moved else "")
+        f"({percent(changed['share'], 0)} %)" + (f"; {counted}: {moved}" if moved else "")
     )
     return lines
 
