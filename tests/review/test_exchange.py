@@ -135,7 +135,7 @@ def test_the_command_exports_and_imports(
     plain = tmp_path / "plain.csv"
     plain.write_text(f"path,label\n{made.names[0]},{made.classes[0]}\n")
     assert run([*words, "--import", str(plain)]) == 0
-    assert "count as chosen" in capsys.readouterr().out
+    assert "none of these labels is of a random image" in capsys.readouterr().out
 
 
 def test_mistakes_on_the_command_line_are_named(
