@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,22 @@ from support import naive_walks as naive
 from support.methods import CLASSES, make_method
 
 RNG = np.random.default_rng(0)
+
+
+class Watched:
+    """Notes whether each classification names fitted classes only."""
+
+    def __init__(self, fit: Any, classify: Any) -> None:
+        self.fit, self.real, self.only_fitted = fit, classify, list[bool]()
+
+    def __call__(self, rows: Any, labels: Any, classes: int, strength: float) -> Any:
+        self.fitted = set(labels.tolist())
+        return self.fit(rows, labels, classes, strength)
+
+    def classify(self, rows: Any, weights: Any) -> Any:
+        found = self.real(rows, weights)
+        self.only_fitted.append(set(found.tolist()) <= self.fitted)
+        return found
 
 
 @pytest.mark.parametrize(("strength", "expected"), [(0.01, 0.04), (0.1, 0.4), (10.0, 0.5)])
@@ -65,6 +83,39 @@ def test_the_best_strength_is_the_first_of_equals_and_fits_noisy_labels_little()
     assert best == max(svm.STRENGTHS, key=lambda strength: found[strength])
 
 
+def test_a_class_that_was_not_fitted_never_wins() -> None:
+    rows = np.array([[-1.0, 0.0], [0.0, -1.0]])
+    weights = np.array([[1.0, 0.5], [0.0, 0.0], [0.5, 1.0]])  # all scores of 0 and 2 are negative
+    assert svm.classify(rows, weights).tolist() == [2, 0]
+    pair = (torch.from_numpy(rows), torch.from_numpy(weights)[None])
+    assert svm.vote_shares(*pair).argmax(1).tolist() == [2, 0]
+
+
+def test_a_class_that_only_one_half_has_does_not_win_in_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each class of 40 has one or two rows, so that each half lacks some."""
+    rng = np.random.default_rng(4)
+    labels = np.concatenate([np.arange(40), np.arange(20)])
+    rows = rng.normal(size=(40, 6))[labels] + 0.1 * rng.normal(size=(60, 6)) - 1
+    order = np.random.default_rng(1).permutation(60)
+    hits = []
+    for strength in svm.STRENGTHS:
+        count = 0
+        for fitted, judged in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+            weights = svm.linear_svm(rows[fitted], labels[fitted], 40, strength)
+            present = sorted(set(labels[fitted].tolist()))
+            for row, label in zip(rows[judged], labels[judged], strict=True):
+                count += max(present, key=lambda c: float(row @ weights[c])) == label
+        hits.append(count)
+    assert len(set(hits)) > 2
+    monkeypatch.setattr(svm, "linear_svm", watched := Watched(svm.linear_svm, svm.classify))
+    monkeypatch.setattr(svm, "classify", watched.classify)
+    best = svm.best_strength(rows, labels, 40, np.random.default_rng(1))
+    assert best == svm.STRENGTHS[hits.index(max(hits))]
+    assert all(watched.only_fitted)
+
+
 @pytest.mark.parametrize("name", ["rwa", "adrem"])
 def test_shares_of_votes_are_probabilities(name: str) -> None:
     method = make_method(name).eval()
@@ -81,7 +132,8 @@ def test_shares_of_votes_are_probabilities(name: str) -> None:
 def test_a_tie_goes_to_the_smaller_class() -> None:
     method = make_method("rwa").eval()
     voters = np.zeros((2, CLASSES, 3))
-    voters[0, 1], voters[1, 2] = 1.0, 1.0
+    voters[0, 1:], voters[1, 2:] = 1.0, 1.0
     method.keep_votes(list(voters), np.ones(3))
+    shares = method.logits(torch.ones(1, 3)).softmax(1)[0].tolist()
+    assert shares == pytest.approx([0, 0.5, 0.5, 0], abs=1e-6)
     assert method.logits(torch.ones(1, 3)).argmax(1).item() == 1
-    assert method.logits(torch.zeros(1, 3)).argmax(1).item() == 0

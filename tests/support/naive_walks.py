@@ -26,7 +26,8 @@ def machine(rows: Rows, labels: list[int], classes: int, strength: float) -> Row
 
 
 def labels_of(rows: Rows, weights: Rows) -> list[int]:
-    return [max(range(len(weights)), key=lambda c: float(row @ weights[c])) for row in rows]
+    fitted = [c for c in range(len(weights)) if weights[c].any()]
+    return [max(fitted, key=lambda c: float(row @ weights[c])) for row in rows]
 
 
 class Problem(NamedTuple):

@@ -34,6 +34,9 @@ def test_which_batches_are_balanced(
     planner = _planner(batches, usual)
     of_source = np.bincount(planner.pretraining(0, 0, 1).labels_SN[0], minlength=3)
     assert (len(set(of_source.tolist())) == 1) is pretraining
+    even, uneven = [1 / 3] * 3, [20 / 28, 4 / 28, 4 / 28]
+    assert planner.trained_shares_C == pytest.approx(even if pretraining else uneven)
+    assert planner.adapted_shares_C == pytest.approx(even if adaptation else uneven)
     plan, _ = planner.labelled_adaptation(0, 0, 1, TARGET_LABELS)
     of_target = np.bincount(plan.labels_SN[0, plan.num_source_S[0] :], minlength=3)
     assert (len(set(of_target.tolist())) == 1) is adaptation

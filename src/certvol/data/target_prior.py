@@ -2,7 +2,9 @@
 
 It decides which classes pseudo-labels may take, which classes batches visit (`Planner`) and what
 the guard considers a collapse. It also corrects predictions: the model's posterior is multiplied by
-the ratio of the prior to the class shares that the model was trained with.
+the ratio of the prior to the class shares that the model was trained with, which may differ between
+pretraining and adaptation (`PriorShift`). The correction would be exact for calibrated posteriors.
+It uses the logits without calibrating them, so overconfident ones are corrected too little.
 """
 
 import csv

@@ -83,6 +83,8 @@ class Survey:
     """Sum of the unit-length source features of each class, if the method `surveys_source`."""
     stage: int
     generator: torch.Generator
+    cycle: int = 0
+    """The number of cycles of the run before this one."""
     source_features_SD: Tensor | None = None
     """Features of all source images in training, for a pseudo-label rule that `uses_source`."""
     source_labels_S: Tensor | None = None
@@ -132,10 +134,14 @@ class AdaptationMethod(nn.Module, ABC):
     gradient in adaptation, so that the optimiser leaves them alone."""
     ramps: ClassVar[bool] = False
     """True if losses grow with `Batch.progress`, so that labels may change after they settled."""
+    source_free: ClassVar[bool] = False
+    """True if only pretraining trains on source labels."""
     closed_form: ClassVar[bool] = False
     """True if one call of `fit_features` replaces all cycles. It gets the features of the
     pretrained weights, which are not trained further or, without pretrained weights, of the
     network after pretraining."""
+    keeps_source_shares: ClassVar[bool] = False
+    """True if a fit in closed form gives posteriors for the class shares of the source rows."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -148,6 +154,8 @@ class AdaptationMethod(nn.Module, ABC):
         self.prior_shift_C: Tensor | None
         self.register_buffer("prior_shift_C", None)
         """A shift that is added to the logits of every decision; None without a target prior."""
+        self.target_shares_C: Tensor | None = None
+        """In training, the shares of the target's classes; None if they are unknown."""
         self.teacher: Teacher | None = None
         """A teacher labels, predicts and is delivered in place of the trained weights."""
 

@@ -71,8 +71,9 @@ class ClosedFormMethod(basic.Method):
 
 
 class LinearMethod(ClosedFormMethod):
-    """A method that fits a linear classifier of standardised features."""
+    """A method that fits a logistic regression to standardised features."""
 
+    keeps_source_shares = True
     arrays: tuple[str, ...] = ("weight_CD", "bias_C")
     weight_CD: Tensor
     bias_C: Tensor

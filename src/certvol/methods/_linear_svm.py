@@ -78,14 +78,21 @@ def best_strength(
 
 
 def classify(rows_ND: Array, weight_CD: Array) -> Labels:
-    return np.asarray((rows_ND @ weight_CD.T).argmax(axis=1))
+    """Return the class of the highest score; a class with weights of 0 was not fitted."""
+    scores_NC = np.where(weight_CD.any(axis=1), rows_ND @ weight_CD.T, -np.inf)
+    return np.asarray(scores_NC.argmax(axis=1))
 
 
 def vote_shares(rows_ND: Tensor, weight_RCD: Tensor) -> Tensor:
-    """Return the share of voters for each class, N x C; the smaller class wins a voter's tie."""
+    """Return the share of voters for each class, N x C; the smaller class wins a voter's tie.
+
+    A voter does not vote for a class for which its weights are 0.
+    """
     voters, classes, dim = weight_RCD.shape
     scores_NV = rows_ND @ weight_RCD.reshape(voters * classes, dim).T
-    votes_NR = scores_NV.reshape(-1, voters, classes).argmax(dim=2)
+    fitted_RC = (weight_RCD != 0).any(dim=2)
+    scores_NRC = scores_NV.reshape(-1, voters, classes).masked_fill(~fitted_RC, -torch.inf)
+    votes_NR = scores_NRC.argmax(dim=2)
     one_hot = votes_NR[..., None] == torch.arange(classes, device=votes_NR.device)
     shares_NC: Tensor = one_hot.to(rows_ND.dtype).mean(dim=1)
     return shares_NC

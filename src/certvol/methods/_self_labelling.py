@@ -1,7 +1,7 @@
 """Base of methods that label the target by its own clusters or neighbours."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -17,8 +17,6 @@ class SelfLabellingMethod(AdaptationMethod):
 
     batches = "plain"
     labels_whole_target = True
-    source_free: ClassVar[bool] = False
-    """True if only pretraining uses the source."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -74,7 +74,7 @@ class Method(sdat.Method):
         """Return the teacher's labels of the target rows, and its probabilities of these."""
         with self.teacher.in_charge(), self.network.rows_of(num_source=0):
             features_TD = self.network.features(batch.inputs[batch.num_source :])
-            logits_TC = self.network.classifier(features_TD, nn.Identity())
+            logits_TC = self.decide(features_TD, nn.Identity())
         sure_T, labels_T = logits_TC.float().softmax(dim=1).max(dim=1)
         return labels_T, sure_T
 

@@ -74,8 +74,6 @@ class Method(AdaptationMethod):
     summary = "Renyi: class-balanced self-training, and an entropy loss on Gaussian logits"
     batches = "plain"
     labels_whole_target = True
-    cycles: Tensor
-    """The number of cycles labelled so far."""
     draws_1MC: Tensor
 
     @dataclass(frozen=True, kw_only=True)
@@ -95,7 +93,6 @@ class Method(AdaptationMethod):
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)
         self.log_variance = nn.Linear(network.dim, network.num_classes)
-        self.register_buffer("cycles", torch.zeros((), dtype=torch.int64))
         self.register_buffer("draws_1MC", torch.randn(1, TEST_DRAWS, network.num_classes))
 
     @property
@@ -108,8 +105,7 @@ class Method(AdaptationMethod):
 
     def label_target(self, survey: Survey) -> Labelled:
         config = self.config
-        grown = config.portion + config.portion_growth * int(self.cycles)
-        self.cycles.add_(1)
+        grown = config.portion + config.portion_growth * survey.cycle
         portion = min(grown, max(config.portion, config.most_portion))
         return Labelled(balanced_labels(survey.probabilities_NC, portion))
 

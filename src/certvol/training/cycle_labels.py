@@ -88,6 +88,7 @@ class CycleLabels:
         self.state.set_labelled(labelled)
         if stage > 0:
             trainer.keeper.load_weights(PRETRAINED, self.method)
+            trainer.prior_shift.for_adaptation()
             if trainer.config.model.start is None:
                 trainer.stepper.set_norm_mode(self.state.position.mode)
             trainer.stepper.new_optimizer()

@@ -110,7 +110,15 @@ class Planner:
     @property
     def trained_shares_C(self) -> NDArray[np.float64]:
         """The shares of the classes among the images of pretraining."""
-        if self.settings.batches != "plain":
+        return self._source_shares(plain=self.settings.batches == "plain")
+
+    @property
+    def adapted_shares_C(self) -> NDArray[np.float64]:
+        """The shares of the classes among the source images of adaptation."""
+        return self._source_shares(self.plain)
+
+    def _source_shares(self, plain: bool) -> NDArray[np.float64]:
+        if not plain:
             return np.full(self.num_classes, 1 / self.num_classes)
         whole, labels = self.whole_pool, self.source.labels
         parts, shares = ([whole], [1.0]) if not isinstance(whole, Mixture) else whole.present()

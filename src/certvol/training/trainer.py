@@ -39,6 +39,7 @@ from certvol.training.planner import (
     steps_of_run,
     steps_per_cycle,
 )
+from certvol.training.prior_shift import PriorShift
 from certvol.training.pseudo_labels import chosen_rule
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.state import Position, RunState
@@ -98,8 +99,8 @@ class Trainer:
         held_out = held_out[task.prior.allowed_C[labels[held_out]]]
         source, targets = SourceRows(kept, labels, task.origins), len(views.target)
         self.planner = Planner(settings, source, task.prior, targets, method.batches)
-        shift_C = task.prior.shift(self.planner.trained_shares_C)
-        method.prior_shift_C = None if shift_C is None else shift_C.to(self.device)
+        self.prior_shift = PriorShift(method, task.prior, self.planner, self.device)
+        self.prior_shift.for_start(continued=self.config.model.start is not None)
         self.watch = Watch(method, views, held_out, labels, self.config, team)
         reviewed, rule = task.reviewed, chosen_rule(self.config)
         self.labeller = Labeller(method, views, settings, team, rule, reviewed)
@@ -209,24 +210,17 @@ class Trainer:
         self.choice.start(scores)
         self.state.watched_N = outputs.labels_N
         self.keeper.log_scores(0, scores, outputs.probabilities_NC)
-        self._check_prior()
+        warning = self.prior_shift.contradiction(
+            lambda: self.watch.target(self.start_domain).labels_N
+        )
+        if warning is not None:
+            self.log.warn_once("prior", warning)
+        self.prior_shift.for_adaptation()
         if self.config.model.start is None:
             self.stepper.set_norm_mode(self.position.mode)
         # Every stage of a method with stages starts without momentum, so the first does too.
         if self.settings.fresh_optimizer or self.method.stages > 1:
             self.stepper.new_optimizer()
-
-    def _check_prior(self) -> None:
-        """Warn if the model's predictions, made without the prior, contradict it."""
-        method, shift_C = self.method, self.method.prior_shift_C
-        if shift_C is None:
-            return
-        method.prior_shift_C = None
-        labels_N = self.watch.target(self.start_domain).labels_N
-        method.prior_shift_C = shift_C
-        shares_C = np.bincount(labels_N, minlength=self.num_classes) / len(labels_N)
-        if (warning := self.task.prior.contradiction(shares_C)) is not None:
-            self.log.warn_once("prior", warning)
 
     def adapt(self, until_cycle: int) -> None:
         """Train to the end of this cycle, or until a collapse or labels that stop changing."""
@@ -272,6 +266,9 @@ class Trainer:
             source_SD = torch.cat([source_SD, target_TD[reviewed.images_R]])
             labels_S = torch.cat([labels_S, torch.from_numpy(reviewed.labels_R)])
             target_TD = target_TD[np.setdiff1d(np.arange(len(target_TD)), reviewed.none_U)]
+        allowed_S = torch.from_numpy(self.task.prior.allowed_C)[labels_S]
+        source_SD, labels_S = source_SD[allowed_S], labels_S[allowed_S]
+        self.prior_shift.for_fit(labels_S)
         with evaluating(self.method, TARGET):
             self.method.fit_features(source_SD, labels_S, target_TD)
         self.reporter.advance(1)

@@ -44,7 +44,7 @@ def test_every_rule_gives_a_label_per_image_and_declares_its_settings(name: str)
     if rule.labels_whole_target:
         generator = torch.Generator().manual_seed(0)
         source_ND, source_N = torch.rand(12, features_ND.shape[1]), torch.arange(12) % CLASSES
-        survey = Survey(features_ND, probabilities_NC, None, 0, generator, source_ND, source_N)
+        survey = Survey(features_ND, probabilities_NC, None, 0, generator, 0, source_ND, source_N)
         labels_N = rule.label_target(survey)
     else:
         labels_N = rule.labels(probabilities_NC)

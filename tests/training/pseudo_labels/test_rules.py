@@ -42,7 +42,7 @@ def make_survey(
     logits_NC = F.one_hot(truth_N, CLASSES) + noise * torch.randn(
         len(truth_N), CLASSES, generator=generator
     )
-    survey = Survey(target_ND, logits_NC.softmax(dim=1), None, 0, generator, source_SD, labels_S)
+    survey = Survey(target_ND, logits_NC.softmax(dim=1), None, 0, generator, 0, source_SD, labels_S)
     return survey, truth_N
 
 
@@ -96,6 +96,7 @@ def test_a_source_of_one_image_per_class_will_do(name: str) -> None:
         None,
         0,
         survey.generator,
+        0,
         survey.source_features_SD[::20],  # type: ignore[index]
         survey.source_labels_S[::20],  # type: ignore[index]
     )

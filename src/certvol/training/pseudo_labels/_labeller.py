@@ -201,6 +201,7 @@ class Labeller:
             source_sums_CD=sums_CD,
             stage=stage,
             generator=torch_generator(self.views.device, self.settings.seed, "survey", cycle),
+            cycle=cycle,
             source_features_SD=source_SD,
             source_labels_S=None
             if source_SD is None
