@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,7 +8,7 @@ from torch import Tensor
 from certvol.methods._base import Batch
 from certvol.methods.atdoc import neighbour_labels
 from support import naive_losses as naive
-from support.methods import CLASSES, fitted, make_batch, make_method
+from support.methods import CLASSES, fitted, make_batch, make_method, make_survey
 from support.plain_steps import Weights, assert_steps_are, linear, rows_behind_bottleneck
 
 
@@ -17,6 +19,22 @@ def test_labels_and_weights_are_those_of_the_loops() -> None:
     expected = naive.neighbour_labels(rows, p, 5)
     assert labels.tolist() == [label for label, _ in expected]
     assert weights.tolist() == pytest.approx([weight for _, weight in expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("neighbours", [2, 9])
+def test_the_target_is_labelled_by_neighbours_behind_the_bottleneck(neighbours: int) -> None:
+    method = make_method("atdoc", neighbours=neighbours, bottleneck=12)
+    survey = make_survey(method, 40)
+    p = (2 * torch.randn(40, CLASSES, generator=torch.Generator().manual_seed(1))).softmax(1)
+    labelled = method.label_target(dataclasses.replace(survey, probabilities_NC=p))
+    with torch.no_grad():
+        rows = method.head.bottleneck(survey.features_ND)
+    expected = naive.neighbour_labels(rows, p, neighbours)
+    assert labelled.labels_N.tolist() == [label for label, _ in expected]
+    weights = labelled.tables["weights"].tolist()
+    assert weights == pytest.approx([weight for _, weight in expected], rel=1e-4)
+    unprojected = naive.neighbour_labels(survey.features_ND, p, neighbours)
+    assert expected != unprojected
 
 
 def test_an_image_gets_the_label_of_its_neighbours_and_not_its_own() -> None:

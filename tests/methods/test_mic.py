@@ -61,6 +61,7 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(certain: bool) -> None:
         consistency_weight=2.0,
         certain=certain,
         discriminator_width=20,
+        teacher_decay=0.8,
     )
     teacher: Weights = {}
 
@@ -71,7 +72,7 @@ def test_whole_steps_in_plain_pytorch_give_equal_weights(certain: bool) -> None:
     def loss(weights: Weights, batch: Batch) -> Tensor:
         for name, value in weights.items():
             value = value.detach()
-            teacher[name] = 0.9 * teacher[name] + 0.1 * value if name in teacher else value.clone()
+            teacher[name] = 0.8 * teacher[name] + 0.2 * value if name in teacher else value.clone()
         sure, labels = torch.softmax(logits_of(teacher, batch.inputs[8:]), 1).max(1)
         ce = negative_log_likelihood(logits_of(weights, batch.inputs)[:8], batch.labels_N[:8])
         log_p = torch.log_softmax(logits_of(weights, masked_inputs(batch, 4, 0.4)), 1)
@@ -89,6 +90,14 @@ def test_the_consistency_counts_in_the_loss_of_sam_but_the_discriminator_does_no
     assert more.item() == pytest.approx(2 * terms["consistency"].item(), rel=1e-4)
     climbed = terms["ce"] + terms["confusion"] + 2 * terms["consistency"]
     assert method.sam_loss(terms).item() == pytest.approx(climbed.item(), rel=1e-5)
+
+
+def test_the_teacher_decides_under_the_prior() -> None:
+    method = make_method("mic").train()
+    method.prior_shift_C = torch.tensor([-1e4, 0.0, -1e4, 0.0])
+    labels, sure = method._taught(make_batch())
+    assert set(labels.tolist()) <= {1, 3}
+    assert (sure >= 0.5).all()
 
 
 def test_the_teacher_sees_whole_images_without_dropout() -> None:

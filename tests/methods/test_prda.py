@@ -66,15 +66,16 @@ def test_alignment_is_the_least_distance_over_rotations_of_the_source() -> None:
 
 def rounds_by_hand(
     source: np.ndarray, labels: np.ndarray, target: np.ndarray, draws: np.random.Generator
-) -> list[int]:
-    """Follow the paper's steps with one subspace per domain; return the target's labels."""
+) -> np.ndarray:
+    """Follow the paper's steps with two subspaces per domain; return the target's logits."""
 
     def projected(ours: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        axes = [
-            np.linalg.svd(rows - rows.mean(0), full_matrices=False)[2][:3].T
-            for rows in (ours, other)
-        ]
-        return ours @ axes[0] @ (axes[0].T @ axes[1]), other @ axes[1]
+        left, right = [], []
+        for a, b in prda.match(*(prda.subspaces(rows, 3, 2) for rows in (ours, other))):
+            left.append(ours @ a @ (a.T @ b))
+            right.append(other @ b)
+        assert len(left) == 2
+        return np.concatenate(left, axis=1), np.concatenate(right, axis=1)
 
     rows, known = source.tolist(), labels.tolist()
     for ratio in (0.8, 0.6, 0.4, 0.2):
@@ -85,14 +86,14 @@ def rounds_by_hand(
         )
         virtual = (virtual - virtual.mean(0)) / virtual.std(0)
         ours, other = projected(np.array(rows), virtual)
-        model = LogisticRegression(max_iter=1000).fit(ours, known)
+        model = LogisticRegression(C=0.1, max_iter=1000).fit(ours, known)
         for row, p in zip(virtual, model.predict_proba(other), strict=True):
             if p.max() >= 0.7:
                 rows.append(row.tolist())
                 known.append(int(p.argmax()))
     ours, other = projected(np.array(rows), target)
-    found: list[int] = LogisticRegression(max_iter=1000).fit(ours, known).predict(other).tolist()
-    return found
+    last = LogisticRegression(C=0.1, max_iter=1000).fit(ours, known)
+    return np.asarray(last.decision_function(other))
 
 
 def blobs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,12 +107,14 @@ def test_all_rounds_are_those_of_the_loops() -> None:
     source, labels, target = (
         (rows - rows.mean(0)) / rows.std(0) if rows.ndim == 2 else rows for rows in blobs()
     )
-    weight, bias = prda.Augmentation(3, 3, 1, 0.7, 1.0).fit(
+    weight, bias = prda.Augmentation(3, 3, 2, 0.7, 0.1).fit(
         source, labels, target, np.random.default_rng(2)
     )
     expected = rounds_by_hand(source, labels, target, np.random.default_rng(2))
-    assert (target @ weight.T + bias).argmax(1).tolist() == expected
-    assert set(expected) == {0, 1, 2}
+    found = target @ weight.T + bias
+    found, expected = (each - each.mean(1, keepdims=True) for each in (found, expected))
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert set(expected.argmax(1).tolist()) == {0, 1, 2}
 
 
 def test_the_fitted_method_classifies_and_follows_the_runs_seed() -> None:

@@ -9,6 +9,7 @@ import torch
 from certvol.methods import _linear_svm as svm
 from certvol.methods.adrem import RandomisedEM, balanced_copies
 from certvol.methods.rwa import Walk, balanced_bootstrap
+from certvol.randomness import numpy_generator
 from support import naive_walks as naive
 from support.methods import make_method
 
@@ -43,7 +44,7 @@ def test_copies_are_even_and_as_many_for_each_class(count: float) -> None:
 def test_a_walk_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svm, "TOLERANCE", 1e-8)
     source, labels, target = overlapping()
-    weights = Walk(4, steps=6, target_share=0.5).weights(
+    weights = Walk(4, steps=6, target_share=0.7).weights(
         source, labels, target, np.random.default_rng(5)
     )
     draws = np.random.default_rng(5)
@@ -53,7 +54,7 @@ def test_a_walk_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     strengths.append(svm.best_strength(target, guessed, 4, draws))
     problem = naive.Problem(source, labels.tolist(), target, 4)
-    walked = naive.random_walk(problem, 6, (strengths[0], strengths[1]), draws)
+    walked = naive.random_walk(problem, 6, (strengths[0], strengths[1]), draws, 0.7)
     assert [svm.classify(target, each).tolist() for each in weights] == walked
     assert len({tuple(each) for each in walked}) > 1, "the walk moves"
 
@@ -86,6 +87,43 @@ def test_labels_are_the_most_frequent_and_follow_the_runs_seed(name: str) -> Non
     assert not torch.equal(shares[0], shares[2])
     assert (shares[0].argmax(1).numpy() == labels).mean() > 0.5
     assert set(shares[0].argmax(1).tolist()) <= {0, 1, 2}
+
+
+def votes(rounds: list[list[int]], classes: int) -> list[list[float]]:
+    return [
+        [labels.count(c) / len(labels) for c in range(classes)]
+        for labels in map(list, zip(*rounds, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("name", ["rwa", "adrem"])
+def test_a_fit_divides_by_the_common_scale_and_counts_the_votes_of_the_loops(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(svm, "TOLERANCE", 1e-8)
+    source, labels, target = overlapping()
+    source, target = ((rows * [100, 1, 0.01, 10]).round(3) for rows in (source, target))
+    rows = [torch.from_numpy(each).float() for each in (source, target)]
+    settings = {"steps": 8, "target_share": 0.3} if name == "rwa" else {}
+    settings |= {"rounds": 3, "repetitions": 6} if name == "adrem" else {}
+    method = make_method(name, **settings).eval()
+    method.fit_features(rows[0], torch.from_numpy(labels), rows[1])
+
+    pair = [each.double().numpy() for each in rows]
+    scale = np.concatenate(pair).std(0, ddof=1)
+    source, target = pair[0] / scale, pair[1] / scale
+    draws = numpy_generator(method.seed, name)
+    strength = svm.best_strength(source, labels, 4, draws)
+    problem = naive.Problem(source, labels.tolist(), target, 4)
+    if name == "rwa":
+        first = naive.machine(source, labels.tolist(), 4, strength)
+        guessed = np.array(naive.labels_of(target, first))
+        strengths = (strength, svm.best_strength(target, guessed, 4, draws))
+        rounds = naive.random_walk(problem, 8, strengths, draws, 0.3)
+    else:
+        rounds = [naive.randomised_em(problem, 3, strength, draws) for _ in range(6)]
+    found = method.logits(rows[1]).softmax(1)
+    assert found.numpy() == pytest.approx(np.array(votes(rounds, 4)), abs=1e-5)
 
 
 def test_a_target_of_one_class_keeps_its_label() -> None:

@@ -38,7 +38,11 @@ class Problem(NamedTuple):
 
 
 def random_walk(
-    problem: Problem, steps: int, strengths: tuple[float, float], draws: np.random.Generator
+    problem: Problem,
+    steps: int,
+    strengths: tuple[float, float],
+    draws: np.random.Generator,
+    share: float,
 ) -> list[list[int]]:
     """Return the labels of the target after each step."""
     source, labels, target, classes = problem
@@ -50,7 +54,7 @@ def random_walk(
             members = [i for i, other in enumerate(now) if other == label]
             rows += draws.choice(members, math.ceil(len(target) / classes)).tolist()
         of_target = machine(target[rows], [now[i] for i in rows], classes, strengths[1])
-        now = labels_of(target, (of_target + of_source) / 2)
+        now = labels_of(target, share * of_target + (1 - share) * of_source)
         found.append(now)
     return found
 

@@ -10,7 +10,10 @@ Deliberate differences: neighbours and their probabilities are those before the 
 target (published: a bank whose rows of the batch are renewed in every step). The classifier is a
 plain linear layer (published: weight-normalised), `model.dropout` stands before it, and all parts
 learn at one rate (published: the backbone at a tenth). Published: 5 neighbours and decay 5 on
-VisDA; smaller data were given 3 and a decay of up to 1.
+VisDA; smaller data were given 3 and a decay of up to 1. Smoothing of source labels spreads over the
+other C - 1 classes (published: over all C).
+Limit: dispersion favours many classes and does not know a target prior, which only shifts
+predictions and labels. For a target of few or uneven classes, prefer `shot` with a prior.
 """
 
 from dataclasses import dataclass

@@ -6,9 +6,12 @@ are squared and divided by their class's sum, so that all classes weigh the same
 is the class of the largest mean over its `neighbours` nearest other images, by the cosine of
 bottleneck features, and that mean is its weight in the batch.
 Deliberate differences: labels are made before each cycle from the whole target (published: in every
-step, from a memory in which the batch's rows are renewed). Source classes have no weights, because
-pretraining is balanced. `model.dropout` stands before the classifier, and all parts learn at one
-rate (published: the backbone at a tenth).
+step, from a memory in which the batch's rows are renewed). Source classes have no weights:
+pretraining is balanced, and adaptation takes the source as it is. `model.dropout` stands before the
+classifier, and all parts learn at one rate (published: the backbone at a tenth). Probabilities are
+divided by their class's sum over the whole target (published: over a batch), so the weights are
+small; a batch's are scaled to sum 1. Smoothing spreads over the other C - 1 classes (published:
+over all C).
 """
 
 from dataclasses import dataclass

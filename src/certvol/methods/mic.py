@@ -6,12 +6,13 @@ rows to the teacher's labels, which is part of the task loss that SAM climbs. Ea
 `blocks` equal parts of an image is 0, which is the mean colour, with probability `masked`. The
 teacher, an average of the student's weights, sees the whole images without dropout; q is its
 highest probability. It labels and is delivered.
-Deliberate differences: those of `sdat`. Masked images get no further jitter or blur, as views here
-are augmented already. The teacher begins at the pretrained weights with its final decay (published:
-min(1 - 1/(t + 1), 0.9)), and it is what is delivered (published: the student). The two evaluations
-of a SAM step draw masks of their own (published: the same), and q counts in both (published code:
-in the first alone). Features of a frozen backbone have no blocks: each dimension is masked by
-itself, which is ours.
+Deliberate differences: those of `sdat`, `entropy` included. Under a target prior, the teacher's
+labels and q are those of the posterior under it. Masked images get no further jitter or blur, as
+views here are augmented already. The teacher begins at the pretrained weights with its final decay
+(published: min(1 - 1/(t + 1), 0.9)), and it is what is delivered (published: the student). The two
+evaluations of a SAM step draw masks of their own (published: the same), and q counts in both
+(published code: in the first alone). Features of a frozen backbone have no blocks: each dimension
+is masked by itself, which is ours.
 Published: 64-pixel blocks of 224 pixels, 70 % masked; q is 1 with ResNet-101.
 """
 

@@ -7,7 +7,8 @@ is cross-entropy and confusion, without the adversarial term (SAM on the task lo
 this is MCC with SAM, with `confusion_weight` 0 CDAN with SAM; `entropy` (CDAN+E) is as in `cdan`.
 Deliberate differences: those of `cdan` and `mcc`, and pretraining is without SAM. The bottleneck
 has the adversarial methods' width, 256. BatchNorm statistics move in both evaluations of a step, as
-published. Published radius: 0.02 to 0.05; temperature 2, and 3 on VisDA.
+published. `entropy` is on by default as in `cdan`; the published scripts run CDAN without it:
+`method.entropy false`. Published radius: 0.02 to 0.05; temperature 2, and 3 on VisDA.
 """
 
 from dataclasses import dataclass

@@ -7,14 +7,19 @@ the entropy of their mean (diversity), + `pseudo_weight` * cross-entropy to pseu
 each cycle these come from class centres of the target's bottleneck features: first weighted by
 probability, then those of the first labels. `partial` is the published form for a target that lacks
 classes: no diversity, and in each round only classes of more than `min_images` images get labels.
+Under a target prior, all terms use the posterior under the prior. If it gives shares q, the
+divergence KL(mean prediction || q) replaces diversity, which expects equal shares; if it only names
+classes, diversity is over these.
 Deliberate differences: pseudo-labels follow cycles (published: epochs). The classifier is a plain
 linear layer (published: weight-normalised), `model.dropout` stands before it, and the backbone
 learns at the common rate (published: a tenth). Source rows of a batch only take part in BatchNorm
-statistics of `model.norm mixed`. Smoothing spreads over the other classes (published: over all).
+statistics of `model.norm mixed`. Reviewed images do train the classifier. Smoothing spreads over
+the other classes (published: over all).
 """
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,6 +35,13 @@ def negative_diversity(probabilities_NC: Tensor) -> Tensor:
     """Return minus the entropy of the mean probabilities; 0 without rows."""
     mean_1C = probabilities_NC.sum(dim=0, keepdim=True) / max(1, len(probabilities_NC))
     return -entropy(mean_1C)[0]
+
+
+def divergence_from(shares_C: Tensor, probabilities_NC: Tensor) -> Tensor:
+    """Return KL(mean probabilities || shares); 0 without rows."""
+    mean_C = probabilities_NC.sum(dim=0) / max(1, len(probabilities_NC))
+    log_C = shares_C.clamp_min(torch.finfo(torch.float32).tiny).log()
+    return negative_diversity(probabilities_NC) - (mean_C * log_C).sum()
 
 
 class Method(SelfLabellingMethod):
@@ -70,9 +82,14 @@ class Method(SelfLabellingMethod):
         return F.linear(rows_TB, output.weight.detach(), output.bias.detach())
 
     def target_losses(self, batch: Batch, logits_TC: Tensor) -> dict[str, Tensor]:
+        if self.prior_shift_C is not None:
+            logits_TC = logits_TC + self.prior_shift_C
         p_TC = logits_TC.softmax(dim=1)
         terms = {"entropy": mean_or_zero(entropy(p_TC))}
         if not self.config.partial:
-            terms["diversity"] = negative_diversity(p_TC)
+            shares_C = self.target_shares_C
+            terms["diversity"] = (
+                negative_diversity(p_TC) if shares_C is None else divergence_from(shares_C, p_TC)
+            )
         labels_T = batch.labels_N[batch.num_source :]
         return terms | {"pseudo_ce": mean_cross_entropy(logits_TC, labels_T)}

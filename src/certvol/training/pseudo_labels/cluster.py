@@ -46,7 +46,7 @@ class Rule(ComparingRule):
             0.2,
             at_least=0,
             help="Weight of the cosine to a class's mean in the source, against that to a cluster; "
-            "only if the backbone is frozen.",
+            "only if features are fixed: frozen backbone, no adapter, `training.label_view test`.",
         )
         drop_below: float = setting(
             0.1,

@@ -1,6 +1,9 @@
 """The classifier's probabilities, smoothed over nearest neighbours (LAME, CVPR 2022).
 
 It assumes nothing about how often classes occur, so it is safe for partial and uneven targets.
+Deliberate differences: neighbours are compared in a space whitened by the source's classes, which
+takes source labels (published: the features as they are). Their number adapts to the predictions
+and is at most `neighbours`. Rounds end when no probability changes by more than 1e-4.
 """
 
 from dataclasses import dataclass
