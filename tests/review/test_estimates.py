@@ -14,6 +14,7 @@ from certvol.review.sampling import STRATA, random_order, strata
 from certvol.review.target import open_target
 from certvol.runs.review_labels import Review
 from certvol.scores import intervals
+from support.commands import refused
 from support.made_runs import MadeRun
 from support.reviews import before, made_for_review, review
 
@@ -166,3 +167,24 @@ def test_a_threshold_of_an_uncertainty_is_in_its_own_units(tmp_path: Path) -> No
     half = reject.choose_rule(made.path, "entropy", coverage=0.5)
     assert half.threshold == pytest.approx(np.median(made.extra["entropy"]), abs=0.1)
     assert half.coverage == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("change", ["sorted", "cut"])
+@pytest.mark.parametrize("table", ["predictions.csv", "measures.csv"])
+@pytest.mark.parametrize("measure", ["sigma", "entropy"])
+def test_tables_whose_rows_do_not_agree_are_refused(
+    change: str, table: str, measure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_for_review(tmp_path, 80)
+    write(made, range(0, 80))
+    header, *rows = (made.path / table).read_text().splitlines()
+    rows = rows[::-1] if change == "sorted" else rows[:70]
+    (made.path / table).write_text("\n".join([header, *rows]) + "\n")
+    with pytest.raises(UserError, match=rf"{measure_file(measure)}\.csv is damaged: .* other rows"):
+        reject.choose_rule(made.path, measure, max_error=0.5)
+    said = refused(capsys, "review", str(made.path), "--export", str(tmp_path / "t.csv"))
+    assert "is damaged" in said
+
+
+def measure_file(measure: str) -> str:
+    return "predictions" if measure == "sigma" else "measures"

@@ -9,6 +9,7 @@ import csv
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,20 +78,51 @@ def compare_reviews(
     )
 
 
-def target_values(run: str | Path, measure: str, option: str) -> NDArray[np.float32]:
-    """Return a measure of every target image of a run, in the order of predictions.csv."""
+class TargetTable(NamedTuple):
+    """A measure of every target image of a run, in the order of predictions.csv."""
+
+    paths: list[str]
+    values_N: NDArray[np.float32]
+
+
+def target_values(run: str | Path, measure: str, option: str) -> TargetTable:
+    """Read a measure of every target image of a run; refuse tables whose rows do not agree."""
     folder = RunFolder(run)
     # predictions.csv rounds the probability.
     table = folder.predictions if measure == "sigma" else folder.measures
     if not table.exists():
         raise UserError(f"{option} by {measure} needs {table}, which is missing")
+    paths = _column(table, "path")
     try:
-        values_N = np.array([float(cell) for cell in read_column(table, measure)], dtype=np.float32)
+        values_N = np.array([float(cell) for cell in _column(table, measure)], dtype=np.float32)
         if len(values_N) == 0 or not np.isfinite(values_N).all():
             raise ValueError(f"no numbers under `{measure}`")
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"the table {table} is damaged: {error}") from None
-    return values_N
+    except (ValueError, TypeError) as error:
+        raise _damaged(table, error) from None
+    for other in (folder.predictions, folder.measures):
+        if other != table and other.exists():
+            check_same_rows(table, paths, _column(other, "path"))
+    return TargetTable(paths, values_N)
+
+
+def check_same_rows(table: Path, paths: Sequence[str], others: Sequence[str]) -> None:
+    """Refuse a table that was sorted or cut: predictions and measures are joined by row."""
+    if list(paths) != list(others):
+        raise _damaged(table, "predictions.csv and measures.csv have other rows or another order")
+
+
+def _column(table: Path, name: str) -> list[str]:
+    try:
+        cells = read_column(table, name)
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise _damaged(table, error) from None
+    if None in cells:  # a row that is cut off
+        raise _damaged(table, f"a row has no `{name}`")
+    return cells
+
+
+def _damaged(table: Path, reason: object) -> UserError:
+    return UserError(f"the table {printable(str(table))} is damaged: {reason}")
 
 
 def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
@@ -105,16 +137,15 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
             f"--max-error needs labels of some target images, and {folder.review} does not exist; "
             f"label images with `certvol review {folder.path}`"
         )
-    values_N = certainty(measure, target_values(run, measure, "--max-error"))
-    try:
-        paths, labels = (read_column(folder.predictions, name) for name in ("path", "label"))
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise UserError(f"the table {folder.predictions} is damaged: {error}") from None
+    found = target_values(run, measure, "--max-error")
+    certainty_N = certainty(measure, found.values_N)
+    paths, labels = (_column(folder.predictions, name) for name in ("path", "label"))
+    check_same_rows(folder.predictions, paths, found.paths)
     judged = compare_reviews(read_review(folder.review), paths, labels, trained_on(folder))
-    found = in_units(measure, values_N, judged, max_error)
-    if found.threshold is None:
-        raise UserError(_refusal(found, folder, max_error, len(values_N)))
-    return found.threshold, found.coverage
+    rule = in_units(measure, certainty_N, judged, max_error)
+    if rule.threshold is None:
+        raise UserError(_refusal(rule, folder, max_error, len(certainty_N)))
+    return rule.threshold, rule.coverage
 
 
 def in_units(

@@ -90,7 +90,7 @@ def choose_rule(
         return Rule(measure, threshold, share, max_error)
     if coverage is None:
         raise UserError("give a coverage or a maximum error")
-    values_N = target_values(run, measure, "--coverage")
+    values_N = target_values(run, measure, "--coverage").values_N
     threshold = threshold_at(measure, values_N, coverage)
     return Rule(measure, threshold, float(is_certain(values_N, measure, threshold).mean()))
 

@@ -11,7 +11,7 @@ from certvol.data.feature_files import is_feature_file
 from certvol.data.folders import printable, scan
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
-from certvol.predict.max_error import target_values
+from certvol.predict.max_error import check_same_rows, target_values
 from certvol.report.records import Features, Record, read_record
 from certvol.review.sampling import Item, random_order, strata, useful_order
 from certvol.runs.folder import RunFolder
@@ -94,8 +94,9 @@ def open_target(run: str | Path) -> ReviewTarget:
         raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
     row_of_path(record.images.paths)  # labels need a path of its own for each image
     measure = record.certainty
-    values_N = target_values(folder.path, measure, "a review")
-    return ReviewTarget(folder, record, measure, certainty(measure, values_N))
+    table = target_values(folder.path, measure, "a review")
+    check_same_rows(folder.predictions, table.paths, record.images.paths)
+    return ReviewTarget(folder, record, measure, certainty(measure, table.values_N))
 
 
 def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | None]:

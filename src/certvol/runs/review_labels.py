@@ -102,6 +102,11 @@ def parse_review(
     return list(found_by_path.values())
 
 
+def has_column(text: str, name: str) -> bool:
+    """Return whether a table that `parse_review` has read has this column."""
+    return name in next(filter(None, csv.reader(io.StringIO(text, newline=""))))
+
+
 def clean_path(cell: str) -> str:
     """Write a path as predictions.csv does, which has `./` only before a formula sign."""
     return path_cell(cell.removeprefix("./"))
