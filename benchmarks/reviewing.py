@@ -185,7 +185,7 @@ def accuracies(lines: dict[str, dict[str, Any]]) -> str:
 def draws(certainty_N: NDArray[np.float32], right_N: Flags) -> Iterator[dict[str, Any]]:
     """Yield, per number of labels, what 1,000 reviews of one run's target say."""
     from certvol.predict.max_error import Judged, in_units
-    from certvol.review.sampling import STRATA, random_order, strata
+    from certvol.predict.random_sample import STRATA, random_order, strata
     from certvol.scores.intervals import stratified
 
     stratum_N, truth = strata(certainty_N), float(right_N.mean())

@@ -23,10 +23,12 @@ from certvol.predict.evidence import HeldOut
 from certvol.predict.max_error import Judged, compare_reviews
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import TargetOfRun, run_metrics, run_target, write_outcome
+from certvol.predict.random_sample import drawn_in
 from certvol.predict.verdict import make_verdict, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import DAMAGE, OtherFormat, read_about, write_tensors
 from certvol.runs.continued import settings_from
+from certvol.runs.drawn import keep_drawn, reviewed_run
 from certvol.runs.environment import describe_environment
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
@@ -193,6 +195,7 @@ def _finish(job: Job) -> Run:
     cpu_before = cpu_seconds()
     # Restore the caller's random state afterwards, at least on the CPU.
     with torch.random.fork_rng(devices=[]), job.memory_explained():
+        _keep_drawn(job)
         trained = job.train()
         model, delivery = trained.model, trained.delivery
         # Training has ended: only now may the labels of the target be read.
@@ -232,6 +235,15 @@ def _judged(job: Job, predicted_N: NDArray[np.int64]) -> Judged | None:
     labels = [cells[label] for label in predicted_N]
     judged = compare_reviews(job.given.reviews, job.target.paths, labels, trained_on(job.run))
     return judged if judged.labels else None
+
+
+def _keep_drawn(job: Job) -> None:
+    """Note how the random images were drawn whose labels the run is given."""
+    if job.given is None or job.run.drawn.exists():
+        return
+    given = [each for each in job.given.reviews if each.kind == "random"]
+    drawn = drawn_in(reviewed_run(job.config), given, len(job.target))
+    keep_drawn(job.run, drawn)
 
 
 def _held_out(job: Job) -> HeldOut:

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from certvol.errors import UserError
+from certvol.predict.random_sample import STRATA
 from certvol.review.guesses import no_guesses
-from certvol.review.sampling import STRATA
 from certvol.review.server import MOST_BODY, listen, make_app
 from certvol.review.session import LARGEST_SIDE, Session
 from certvol.review.target import find_images, open_target

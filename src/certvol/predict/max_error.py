@@ -5,11 +5,9 @@ holds with 95 % confidence on the run's target. An image that shows none of the 
 the reviewer could not identify, counts as an error, so the limit holds whatever it shows.
 """
 
-import csv
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +15,16 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
+from certvol.predict.random_sample import RandomSample, sample_of
+from certvol.predict.target_table import column, target_values
 from certvol.progress import percent
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, read_review, row_of_path
-from certvol.runs.tables import label_cell, read_column
+from certvol.runs.tables import label_cell
 from certvol.scores import intervals
 from certvol.scores.intervals import RiskThreshold
 
-IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
 Flags = NDArray[np.bool_]
 
 
@@ -47,6 +46,11 @@ class Judged:
     @property
     def right(self) -> int:
         return self.labels - int(self.wrong_n.sum())
+
+    def in_order(self, sample: RandomSample) -> "Judged":
+        """Sort the answers by the random order of their images."""
+        order = np.argsort(sample.place_N[self.rows_n], kind="stable")
+        return Judged(self.rows_n[order], self.wrong_n[order], self.unsure_n[order])
 
     @property
     def errors_n(self) -> Flags:
@@ -78,53 +82,6 @@ def compare_reviews(
     )
 
 
-class TargetTable(NamedTuple):
-    """A measure of every target image of a run, in the order of predictions.csv."""
-
-    paths: list[str]
-    values_N: NDArray[np.float32]
-
-
-def target_values(run: str | Path, measure: str, option: str) -> TargetTable:
-    """Read a measure of every target image of a run; refuse tables whose rows do not agree."""
-    folder = RunFolder(run)
-    # predictions.csv rounds the probability.
-    table = folder.predictions if measure == "sigma" else folder.measures
-    if not table.exists():
-        raise UserError(f"{option} by {measure} needs {table}, which is missing")
-    paths = _column(table, "path")
-    try:
-        values_N = np.array([float(cell) for cell in _column(table, measure)], dtype=np.float32)
-        if len(values_N) == 0 or not np.isfinite(values_N).all():
-            raise ValueError(f"no numbers under `{measure}`")
-    except (ValueError, TypeError) as error:
-        raise _damaged(table, error) from None
-    for other in (folder.predictions, folder.measures):
-        if other != table and other.exists():
-            check_same_rows(table, paths, _column(other, "path"))
-    return TargetTable(paths, values_N)
-
-
-def check_same_rows(table: Path, paths: Sequence[str], others: Sequence[str]) -> None:
-    """Refuse a table that was sorted or cut: predictions and measures are joined by row."""
-    if list(paths) != list(others):
-        raise _damaged(table, "predictions.csv and measures.csv have other rows or another order")
-
-
-def _column(table: Path, name: str) -> list[str]:
-    try:
-        cells = read_column(table, name)
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise _damaged(table, error) from None
-    if None in cells:  # a row that is cut off
-        raise _damaged(table, f"a row has no `{name}`")
-    return cells
-
-
-def _damaged(table: Path, reason: object) -> UserError:
-    return UserError(f"the table {printable(str(table))} is damaged: {reason}")
-
-
 def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
     """Return the threshold that a run's labels allow, and the share of the target it accepts.
 
@@ -139,9 +96,9 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
         )
     found = target_values(run, measure, "--max-error")
     certainty_N = certainty(measure, found.values_N)
-    paths, labels = (_column(folder.predictions, name) for name in ("path", "label"))
-    check_same_rows(folder.predictions, paths, found.paths)
-    judged = compare_reviews(read_review(folder.review), paths, labels, trained_on(folder))
+    labels = column(folder.predictions, "label")
+    reviews, sample = read_review(folder.review), sample_of(folder)
+    judged = compare_reviews(reviews, found.paths, labels, trained_on(folder)).in_order(sample)
     rule = in_units(measure, certainty_N, judged, max_error)
     if rule.threshold is None:
         raise UserError(_refusal(rule, folder, max_error, len(certainty_N)))
@@ -151,13 +108,27 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
 def in_units(
     measure: str, certainty_N: NDArray[np.float32], judged: Judged, max_error: float
 ) -> RiskThreshold:
-    """Choose a threshold on the certainty of all images, and write it in the measure's units."""
-    found = intervals.risk_threshold(
-        certainty_N, certainty_N[judged.rows_n], judged.errors_n, max_error
-    )
-    if found.threshold is None:
-        return found
-    return replace(found, threshold=certainty(measure, found.threshold))
+    """Choose a threshold on the certainty of all images, and write it in the measure's units.
+
+    Only the first 50, 100, 200, ... answers in random order count, as many as there are. A person
+    may stop as soon as a threshold appears, and looking after every label would find one by chance.
+    """
+    images = len(certainty_N)
+
+    def rule(labels: int) -> RiskThreshold:
+        rows_n, errors_n = judged.rows_n[:labels], judged.errors_n[:labels]
+        return intervals.risk_threshold(certainty_N, certainty_N[rows_n], errors_n, max_error)
+
+    answers = len(judged.rows_n)
+    found = rule(intervals.last_look(answers, images))
+    if found.threshold is not None:
+        return replace(found, threshold=certainty(measure, found.threshold))
+    by_all = rule(answers)
+    if by_all.threshold is not None:
+        return replace(found, needed=intervals.next_look(answers + 1, images))
+    if by_all.needed is None:
+        return by_all
+    return replace(by_all, needed=intervals.next_look(by_all.needed, images))
 
 
 def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:

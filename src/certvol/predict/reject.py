@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
-from certvol.predict.max_error import target_values, threshold_for
+from certvol.predict.max_error import threshold_for
 from certvol.predict.measures import threshold_at
+from certvol.predict.target_table import target_values
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES, usual_measure

@@ -114,5 +114,6 @@ def summary(run: RunFolder, found: Estimates) -> Iterator[str]:
         if words["before"]:
             yield f"before adaptation: {words['before']}"
         yield words["threshold"]
-        if words["more"]:
-            yield words["more"]
+        for name in ("more", "about"):
+            if words[name]:
+                yield words[name]

@@ -13,10 +13,11 @@ from PIL import Image
 
 from certvol.data.decoding import UnreadableImage, decode, read_file
 from certvol.data.folders import printable
+from certvol.predict.random_sample import STRATA
 from certvol.review.estimates import Estimates, estimate
 from certvol.review.guesses import Guesses
 from certvol.review.labels_file import LabelsFile
-from certvol.review.sampling import STRATA, Item
+from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.review_labels import ANSWERS, Review
 from certvol.settings import DataConfig
