@@ -14,7 +14,7 @@ from certvol.review.exchange import export, read_answers
 from certvol.review.guesses import make_guesses, stored_guesses
 from certvol.review.labels_file import LabelsFile, opened
 from certvol.review.session import Session
-from certvol.review.target import find_images, open_target
+from certvol.review.target import find_images, newer_images, open_target
 from certvol.runs.folder import RunFolder
 from certvol.runs.review_labels import Review
 
@@ -47,6 +47,12 @@ def label(
     gone = sum(files[item.row] is None for item in items)
     if gone:
         reporter.warn(f"{gone} of the {len(items)} images to label are gone")
+    if newer := newer_images(target, [files[item.row] for item in items]):
+        reporter.warn(
+            f"{len(newer)} of the images to label are newer than the run, such as "
+            f"{printable(newer[0])}; if they changed, make a new run, because its predictions are "
+            "about the images before"
+        )
     with opened(target.run, target.classes) as labels:
         rows = [item.row for item in items]
         rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]

@@ -1,5 +1,7 @@
 """Read what a reviewer needs of a run's target images: their files and predictions."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,3 +131,14 @@ def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | N
             f"{printable(target.paths[0])}); give the folder that they lie in with --images FOLDER"
         )
     return files
+
+
+def newer_images(target: ReviewTarget, files: Sequence[str | None]) -> list[str]:
+    """Return which of these files were written after the run predicted its images."""
+    predicted = target.run.predictions.stat().st_mtime
+    found = []
+    for file in files:
+        with suppress(OSError):
+            if file is not None and Path(file).stat().st_mtime > predicted:
+                found.append(file)
+    return found

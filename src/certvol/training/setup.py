@@ -43,7 +43,7 @@ from certvol.randomness import torch_generator
 from certvol.runs.checkpoint import read_tensors, write_tensors
 from certvol.runs.continued import check_source, start_weights
 from certvol.runs.folder import RunFolder
-from certvol.runs.given_labels import keep_trained, read_given
+from certvol.runs.given_labels import read_given
 from certvol.runs.kept_warnings import KeptWarnings
 from certvol.runs.tensorboard import TensorBoard
 from certvol.scores.validators import VALIDATORS
@@ -197,9 +197,7 @@ class Job:
             fingerprints["prior"] = self.prior.fingerprint
         reviewed = None if self.given is None else self.given.training
         if self.given is not None:
-            self.given.keep(self.run)
             fingerprints["labels"] = self.given.fingerprint
-        keep_trained(self.run, config.model.start)
         if reviewed is not None:
             known, none = len(reviewed.images_R), len(reviewed.none_U)
             rest = f"; {none} show none of the classes and are left out" if none else ""
