@@ -13,7 +13,8 @@ from certvol.predict.max_error import Judged, compare_reviews, in_units
 from certvol.predict.random_sample import STRATA, RandomSample, random_order, strata
 from certvol.review.estimates import estimate
 from certvol.review.target import open_target
-from certvol.runs.review_labels import Review
+from certvol.runs.review_labels import COLUMNS, Review, review_cells
+from certvol.runs.tables import csv_text
 from certvol.scores import intervals
 from support.commands import refused
 from support.made_runs import MadeRun
@@ -221,6 +222,23 @@ def test_max_error_takes_the_random_labels_of_the_run(tmp_path: Path) -> None:
     (made.path / "review.csv").unlink()
     with pytest.raises(UserError, match="label images with `certvol review"):
         reject.choose_rule(made.path, "sigma", max_error=0.05)
+
+
+def test_the_threshold_says_how_many_unknown_images_it_rejects(tmp_path: Path) -> None:
+    made = made_for_review(tmp_path, 80)
+    order = np.argsort(-made.sigma_N, kind="stable")
+    reviews = [
+        Review(made.names[row], made.classes[made.predicted_N[row]], "random") for row in order[:60]
+    ]
+    reviews += [Review(made.names[row], None, "random", "none") for row in order[60:70]]
+    reviews += [Review(made.names[row], None, "chosen", "none") for row in (order[0], order[79])]
+    text = csv_text(COLUMNS, map(review_cells, reviews))
+    (made.path / "review.csv").write_text(text)
+    rule = reject.choose_rule(made.path, "sigma", max_error=0.2)
+    rejected = [*order[60:70], order[0], order[79]]
+    assert rule.unknown == 12
+    assert rule.unknown_rejected == (made.sigma_N[rejected] < rule.threshold - 1e-6).sum()
+    assert 0 < rule.unknown_rejected < 12
 
 
 def test_a_threshold_of_an_uncertainty_is_in_its_own_units(tmp_path: Path) -> None:

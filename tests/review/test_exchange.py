@@ -134,6 +134,7 @@ def test_the_command_exports_and_imports(
     assert "20 new labels (10 random, 10 chosen)" in said
     assert "accuracy: " in said
     assert len(read_review(made.path / "review.csv", made.classes)) == 20
+    assert "holds labels" in refused(capsys, *words, "--export", str(table))
     assert run([*words, "--import", str(table)]) == 0
     assert "0 new labels" in capsys.readouterr().out
 
@@ -180,3 +181,12 @@ def test_mistakes_on_the_command_line_are_named(
     assert "--max-error must lie" in refused(capsys, *words, "--max-error", "1")
     assert "two steps" in refused(capsys, *words, "--import", "a", "--export", "b.json")
     assert "holds no run" in refused(capsys, "review", str(tmp_path))
+
+
+def test_only_tasks_without_answers_are_replaced(target: ReviewTarget, tmp_path: Path) -> None:
+    place, items = tmp_path / "tasks.json", target.queue(2)
+    export(target, items, place)
+    tasks = json.loads(export(target, items, place)[0].read_text())
+    place.write_text(json.dumps(annotated(tasks, ["apple", None, None, None])))
+    with pytest.raises(UserError, match="holds labels; read them with --import"):
+        export(target, items, place)

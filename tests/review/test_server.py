@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from certvol.predict.random_sample import STRATA
 from certvol.review.guesses import no_guesses
 from certvol.review.server import MOST_BODY, listen, make_app
 from certvol.review.session import LARGEST_SIDE, Session
-from certvol.review.target import find_images, open_target
+from certvol.review.target import find_images, newer_images, open_target
 from support.made_runs import MadeRun
 from support.reviews import TOKEN, made_for_review, review, session_of, stored
 
@@ -108,7 +109,7 @@ def test_every_answer_has_safe_headers(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/data", "/wrong/data", "/a-secre/", "/a-secret2/data", "//"]
+    "path", ["/", "/data", "/wrong/data", "/a-secre/", "/a-secret2/data", "//", "*", "foo", ""]
 )
 def test_without_the_token_nothing_is_shown(client: Client, path: str) -> None:
     found = client.ask(path)
@@ -193,6 +194,8 @@ def test_an_answer_that_does_not_fit_is_refused(client: Client, made: MadeRun, b
         "image/-1",
         "image/1e3",
         "image/99999999999999999999",
+        "image/" + "9" * 5000,
+        "image/²",
         "image/0/../../run/config.yaml",
         "assets/../server.py",
         "assets/..%2fserver.py",
@@ -273,6 +276,16 @@ def test_images_that_were_moved_are_found_again(made: MadeRun, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds none of the run's 60 target images"):
         find_images(target, tmp_path / "empty")
+
+
+def test_images_that_changed_after_the_run_are_found(made: MadeRun) -> None:
+    target = open_target(made.path)
+    files = find_images(target, None)
+    assert newer_images(target, files) == []
+    changed = made.target / made.names[3]
+    late = target.run.predictions.stat().st_mtime + 10
+    os.utime(changed, (late, late))
+    assert newer_images(target, [None, *files]) == [str(changed)]
 
 
 def test_a_path_of_the_run_that_leads_out_of_the_folder_is_not_opened(made: MadeRun) -> None:

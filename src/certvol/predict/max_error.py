@@ -8,6 +8,7 @@ the reviewer could not identify, counts as an error, so the limit holds whatever
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,11 +83,21 @@ def compare_reviews(
     )
 
 
-def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
-    """Return the threshold that a run's labels allow, and the share of the target it accepts.
+class Allowed(NamedTuple):
+    """The threshold that a run's labels allow, in the measure's units."""
 
-    The threshold is in the measure's units. If the labels allow none, a UserError says how many are
-    needed.
+    threshold: float
+    coverage: float
+    """The share of the target that it accepts."""
+    unknown: int
+    """Labelled images of no class, random or chosen."""
+    unknown_rejected: int
+
+
+def threshold_for(run: str | Path, measure: str, max_error: float) -> Allowed:
+    """Return the threshold that a run's labels allow; UserError if there is none.
+
+    The error says how many labels are needed.
     """
     folder = RunFolder(run)
     if not folder.review.exists():
@@ -97,12 +108,16 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
     found = target_values(run, measure, "--max-error")
     certainty_N = certainty(measure, found.values_N)
     labels = column(folder.predictions, "label")
-    reviews, sample = read_review(folder.review), sample_of(folder)
+    reviews, sample = read_review(folder.review, may_be_torn=True), sample_of(folder)
     judged = compare_reviews(reviews, found.paths, labels, trained_on(folder)).in_order(sample)
     rule = in_units(measure, certainty_N, judged, max_error)
     if rule.threshold is None:
         raise UserError(_refusal(rule, folder, max_error, len(certainty_N)))
-    return rule.threshold, rule.coverage
+    row_of = row_of_path(found.paths)
+    unknown = [each.path for each in reviews if each.answer == "none"]
+    unknown_N = certainty_N[[row_of[path] for path in unknown if path in row_of]]
+    rejected = int((unknown_N < certainty(measure, np.float32(rule.threshold))).sum())
+    return Allowed(rule.threshold, rule.coverage, len(unknown_N), rejected)
 
 
 def in_units(

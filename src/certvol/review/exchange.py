@@ -5,6 +5,8 @@ CSV, a row without a label has no answer yet. Without a column `kind`, an answer
 earlier one keeps its kind, and all others count as chosen.
 """
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list
     if place.suffix.lower() not in (".json", ".csv"):
         raise UserError(f"--export writes .json or .csv, found {printable(str(out))}")
     check_output(place, "--export")
+    _check_unanswered(place)
     if place.suffix.lower() == ".csv":
         rows = [(target.paths[item.row], "", "", item.kind) for item in items]
         write_output(place, csv_text(COLUMNS, rows))
@@ -43,6 +46,25 @@ def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list
     write_output(place, json.dumps(tasks, indent=1) + "\n")
     write_output(interface, _interface(target.classes))
     return [place, interface]
+
+
+def _check_unanswered(place: Path) -> None:
+    """Refuse to replace a table or tasks that somebody has filled in."""
+    try:
+        text = place.read_text("utf-8-sig") if place.is_file() else ""
+        if place.suffix.lower() == ".csv":
+            rows = csv.DictReader(io.StringIO(text, newline=""))
+            answered = any(row.get("label") or row.get("answer") for row in rows)
+        else:
+            tasks = json.loads(text or "[]")
+            answered = any(task.get("annotations") or task.get("label") for task in tasks)
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, csv.Error):
+        return  # another kind of file
+    if answered:
+        raise UserError(
+            f"{printable(str(place))} holds labels; read them with --import, or export to a new "
+            "file"
+        )
 
 
 def _task(target: ReviewTarget, item: Item) -> dict[str, Any]:

@@ -21,7 +21,9 @@ class LabelsFile:
         self._answers: dict[str, Review] = {}
         if path.exists():
             _repair(path)
-            self._answers = {each.path: each for each in read_review(path, classes)}
+            self._answers = {
+                each.path: each for each in read_review(path, classes, may_be_torn=True)
+            }
 
     @property
     def reviews(self) -> list[Review]:
@@ -89,6 +91,6 @@ def _repair(path: Path) -> None:
     data, header = path.read_bytes(), ",".join(COLUMNS).encode()
     if data.startswith(header + b"\n") and data.endswith(b"\n") and b"\r" not in data:
         return
-    reviews = [] if header.startswith(data) else read_review(path)
+    reviews = [] if header.startswith(data) else read_review(path, may_be_torn=True)
     rows = [review_cells(each) for each in reviews]
     write_atomically(path, csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape"))

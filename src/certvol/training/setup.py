@@ -14,6 +14,7 @@ from torch import nn
 from certvol import methods
 from certvol.data.augment import cache_size
 from certvol.data.batches import LEAST_TO_HOLD_OUT, hold_out
+from certvol.data.cells import check_classes
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
 from certvol.data.feature_files import (
     SourceFeatures,
@@ -108,6 +109,7 @@ class Job:
         inputs = self.inputs
         self.source, self.target, self.info = inputs.source, inputs.target, inputs.info
         classes = len(self.source.classes)
+        check_classes(self.source.classes)
         self.prior = read_prior(config.data, self.source.classes, self.source.labels)
         self.origins = read_shares(config.training.source_shares, self.source.origins)
         paths, names = self.target.paths, self.source.classes
