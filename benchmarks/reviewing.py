@@ -203,7 +203,7 @@ def draws(certainty_N: NDArray[np.float32], right_N: Flags) -> Iterator[dict[str
             widths.append(found.width)
             judged = Judged(rows, ~right_N[rows], np.zeros(count, np.bool_))
             for risk in RISKS:
-                rule = in_units("sigma", certainty_N, judged, risk)
+                rule = in_units("sigma", certainty_N, judged, risk, len(right_N))
                 if rule.threshold is not None:
                     proved[risk] += 1
                     exceeded[risk] += (~right_N[certainty_N >= rule.threshold]).mean() > risk

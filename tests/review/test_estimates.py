@@ -46,7 +46,7 @@ class Simulated:
 
     def threshold(self, labels: int, seed: int, risk: float) -> intervals.RiskThreshold:
         rows = random_order(self.stratum_N, seed)[:labels]
-        return in_units("sigma", self.certainty_N, judged_rows(self, rows), risk)
+        return in_units("sigma", self.certainty_N, judged_rows(self, rows), risk, len(self.right_N))
 
 
 def simulated(least: float, gain: float, count: int = 1000) -> Simulated:
@@ -121,11 +121,11 @@ def test_the_first_images_of_the_random_order_choose_the_threshold() -> None:
     target = simulated(0.9, 0.1, 500)
     rows = random_order(target.stratum_N, 3)
     sample = RandomSample(target.stratum_N, rows)
-    expected = in_units("sigma", target.certainty_N, judged_rows(target, rows[:50]), 0.2)
+    expected = in_units("sigma", target.certainty_N, judged_rows(target, rows[:50]), 0.2, 500)
     assert expected.threshold is not None
     shuffled = np.random.default_rng(0).permutation(rows[:99])
     judged = judged_rows(target, shuffled).in_order(sample)
-    assert in_units("sigma", target.certainty_N, judged, 0.2) == expected
+    assert in_units("sigma", target.certainty_N, judged, 0.2, 500) == expected
 
 
 def judged_rows(target: Simulated, rows: np.ndarray) -> Judged:

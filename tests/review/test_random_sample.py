@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from certvol.errors import UserError
+from certvol.predict import reject
 from certvol.predict.random_sample import (
     FEWEST_NEW,
     GIVEN,
@@ -154,6 +156,15 @@ def test_new_labels_join_the_given_ones_once_there_are_enough(
     everything = estimate(target, known + [review(made, row) for row in rows], 0.2)
     exact = right_N[target.stratum_N != TRAINED].mean()
     assert everything.accuracy == pytest.approx((exact, exact, exact))
+
+
+def test_a_threshold_asks_for_the_labels_that_are_missing(
+    runs: tuple[MadeRun, MadeRun],
+) -> None:
+    with pytest.raises(UserError, match=r"About 50 random labels .* --labels 30`"):
+        reject.choose_rule(runs[1].path, "sigma", max_error=0.3)
+    # More than the 100 images that did not train: no look takes so many.
+    assert estimate(open_target(runs[1].path), [], 0.029).threshold.needed == 102
 
 
 def test_labels_drawn_after_training_do_not_stand_for_new_images(

@@ -110,9 +110,9 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> Allowed:
     labels = column(folder.predictions, "label")
     reviews, sample = read_review(folder.review, may_be_torn=True), sample_of(folder)
     judged = compare_reviews(reviews, found.paths, labels, trained_on(folder)).in_order(sample)
-    rule = in_units(measure, certainty_N, judged, max_error)
+    rule = in_units(measure, certainty_N, judged, max_error, len(sample.order))
     if rule.threshold is None:
-        raise UserError(_refusal(rule, folder, max_error, len(certainty_N)))
+        raise UserError(_refusal(rule, folder, max_error, sample))
     row_of = row_of_path(found.paths)
     unknown = [each.path for each in reviews if each.answer == "none"]
     unknown_N = certainty_N[[row_of[path] for path in unknown if path in row_of]]
@@ -121,14 +121,18 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> Allowed:
 
 
 def in_units(
-    measure: str, certainty_N: NDArray[np.float32], judged: Judged, max_error: float
+    measure: str,
+    certainty_N: NDArray[np.float32],
+    judged: Judged,
+    max_error: float,
+    images: int,
 ) -> RiskThreshold:
     """Choose a threshold on the certainty of all images, and write it in the measure's units.
 
+    `images` is how many of them may have labels that count: those that did not train the run.
     Only the first 50, 100, 200, ... answers in random order count, as many as there are. A person
     may stop as soon as a threshold appears, and looking after every label would find one by chance.
     """
-    images = len(certainty_N)
 
     def rule(labels: int) -> RiskThreshold:
         rows_n, errors_n = judged.rows_n[:labels], judged.errors_n[:labels]
@@ -146,7 +150,7 @@ def in_units(
     return replace(by_all, needed=intervals.next_look(by_all.needed, images))
 
 
-def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:
+def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, sample: RandomSample) -> str:
     text = f"the random labels in {run.review} do not allow a --max-error of {percent(max_error)} %"
     if found.labels:
         text += (
@@ -156,7 +160,8 @@ def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int
     if found.needed is None:
         return f"{text}. More labels would hardly help; give a larger --max-error"
     text += f". About {found.needed} random labels should be enough"
-    if found.needed > images:
+    if found.needed > (images := len(sample.order)):
         return f"{text}, but the target has {images} images only; give a larger --max-error"
-    command = f"certvol review {printable(str(run.path))} --labels {found.needed}"
+    asked = max(1, found.needed - len(sample.drawn))  # given labels are there already
+    command = f"certvol review {printable(str(run.path))} --labels {asked}"
     return f"{text}; label more with `{command}`"

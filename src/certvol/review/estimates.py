@@ -89,8 +89,9 @@ def estimate(
         right_n = ~judge(before_N).wrong_n[told_n]
         before = stratified(*_counts(design, right_n), design.is_finite)
     known = [each for each in reviews if each.path in target.row_of]
+    images = len(target.sample.order)
     return Estimates(
-        images=int((target.stratum_N >= 0).sum()),
+        images=images,
         target_images=len(target.paths),
         is_finite=design.is_finite,
         random=len(judged.rows_n),
@@ -103,7 +104,7 @@ def estimate(
         to_halve=min(labels_to_halve(*counts), len(target.sample.queue)),
         measure=target.measure,
         max_error=max_error,
-        threshold=in_units(target.measure, target.certainty_N, judged, max_error),
+        threshold=in_units(target.measure, target.certainty_N, judged, max_error, images),
     )
 
 

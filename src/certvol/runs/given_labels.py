@@ -91,10 +91,12 @@ def keep_trained(run: RunFolder, start: str | None, paths: Sequence[str], images
     row_of = row_of_path(paths)
     rows = {row_of[path] for path in trained_on(run) if path in row_of}
     if start is not None:
-        earlier = _read_trained(RunFolder(start))
-        known = {image.tobytes().hex(): row for row, image in enumerate(images)}
-        for path, image in earlier.items():
-            row = known.get(image) if image else row_of.get(path)
+        hashes = [image.tobytes().hex() for image in images]
+        row_of_hash = {image: row for row, image in enumerate(hashes)}
+        for path, image in _read_trained(RunFolder(start)).items():
+            row = row_of.get(path)
+            if image and (row is None or hashes[row] != image):
+                row = row_of_hash.get(image)
             if row is not None:
                 rows.add(row)
     if rows:
