@@ -85,8 +85,11 @@ def test_files_dated_after_2262_are_listed(tmp_path: Path) -> None:
         ({"WORLD_SIZE": "2"}, "RANK is not set"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set"),
         ({"WORLD_SIZE": "x", "RANK": "0"}, "torchrun"),
-        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "no place"),
-        ({"WORLD_SIZE": "two", "RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "no place"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "is not valid"),
+        (
+            {"WORLD_SIZE": "two", "RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+            "is not valid",
+        ),
     ],
 )
 def test_half_of_the_variables_of_torchrun(

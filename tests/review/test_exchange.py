@@ -147,7 +147,10 @@ def test_a_table_without_kinds_keeps_the_kinds_of_earlier_answers(
         f"path,label,answer,kind\n{made.names[0]},{made.classes[1]},class,random\n"
     )
     words = ["review", str(made.path), "--import", str(tmp_path / "plain.csv")]
-    for rows, message in (([0, 1], "(1 random, 1 chosen), of which 1 replace"), ([2], "do not")):
+    for rows, message in (
+        ([0, 1], "(1 random, 1 chosen), of which 1 replace"),
+        ([2], "is of a random image"),
+    ):
         lines = [f"{made.names[row]},{made.classes[0]}" for row in rows]
         (tmp_path / "plain.csv").write_text("\n".join(["path,label", *lines]))
         assert run(words) == 0
@@ -158,11 +161,8 @@ def test_a_table_without_kinds_keeps_the_kinds_of_earlier_answers(
 
 def test_skipped_tasks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = made_for_review(tmp_path, 40)
-    tasks = json.loads(
-        export(open_target(made.path), open_target(made.path).queue(2), tmp_path / "t.json")[
-            0
-        ].read_text()
-    )
+    target = open_target(made.path)
+    tasks = json.loads(export(target, target.queue(2), tmp_path / "t.json")[0].read_text())
     place = tmp_path / "answered.json"
     place.write_text(json.dumps(annotated(tasks, [None, made.classes[0], None, made.classes[0]])))
     assert run(["review", str(made.path), "--import", str(place)]) == 0

@@ -76,7 +76,7 @@ def test_a_chosen_trial_is_the_run_of_that_mode(
     assert sentence.startswith(f"norm mode `{mode}` chosen after 2 trial cycles. Entropy, mutual ")
     assert "classes in use: frozen " in sentence
     rule = "by 0.055 in entropy, or in mutual information with at least 2.8 classes in use."
-    assert sentence.endswith(f"; {rule}")  # log 3 / 20
+    assert sentence.endswith(f"leads the others {rule}")  # log 3 / 20
     states = [path for path in (tried.path / "checkpoint").iterdir() if path.is_dir()]
     assert states == []
 

@@ -182,7 +182,9 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
         except ValueError:
             share = float("nan")
         if not 0 <= share < 1e12:
-            raise UserError(f"{where}: the share of `{printable(name)}` must be 0 or more")
+            raise UserError(
+                f"{where}: the share of `{printable(name)}` must be a number, 0 or more"
+            )
         if number in named:
             raise UserError(f"{where} names `{printable(name)}` twice")
         named.add(number)

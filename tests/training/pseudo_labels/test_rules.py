@@ -118,9 +118,37 @@ def test_the_classifier_has_more_of_a_say_the_fewer_classes_are_in_use(
     between_1C = torch.tensor([[0.3, 0.6, 0.02, 0.02, 0.02, 0.02, 0.01, 0.01]])
     unit_1D = F.normalize(torch.tensor([[1.0, 0.9, 0, 0, 0, 0, 0, 0]]), dim=1)
     units_ND = torch.cat([torch.eye(8)[labels_N], unit_1D])
-    found_N = anchored_clusters(units_ND, torch.cat([opinion_NC, between_1C]), Rule.Config())
+    opinions_NC = torch.cat([opinion_NC, between_1C])
+    found_N = anchored_clusters(units_ND, opinions_NC, Rule.Config(source_vote=0), torch.eye(8))
     assert found_N[:-1].tolist() == labels_N.tolist()
     assert int(found_N[-1]) == expected
+
+
+@pytest.mark.parametrize(("source_vote", "expected"), [(0.0, 1), (0.2, 0)])
+def test_unknown_images_cannot_push_those_of_a_class_out(source_vote: float, expected: int) -> None:
+    """Unknown images fill the cluster of class 0, and that of class 1 is closer to its own ones."""
+    own_D, other_D = torch.tensor([[1.0, 0.6]]), torch.tensor([[0.0, 1.0]])
+    unknown_D = torch.tensor([[0.94, -0.34]])
+    units_ND = F.normalize(torch.cat([own_D] * 20 + [other_D] * 20 + [unknown_D] * 60), dim=1)
+    named_N = torch.tensor([1] * 20 + [0] * 60)
+    opinion_NC = torch.cat([torch.full((20, 2), 0.5), 0.98 * F.one_hot(named_N, 2) + 0.01])
+    source_CD = F.normalize(torch.cat([own_D, other_D]), dim=1)
+    config = Rule.Config(source_vote=source_vote)
+    found_N = anchored_clusters(units_ND, opinion_NC, config, source_CD)
+    assert found_N[:20].tolist() == [expected] * 20
+    assert found_N[20:].tolist() == named_N.tolist()
+
+
+def test_the_source_votes_only_if_features_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    votes: list[float] = []
+    monkeypatch.setattr(
+        "certvol.training.pseudo_labels.cluster.anchored_clusters",
+        lambda *given: (votes.append(given[2].source_vote), given[1].argmax(dim=1))[1],
+    )
+    survey, _ = make_survey([9] * 5)
+    for fixed in (False, True):
+        make_rule("cluster").label_target(replace(survey, fixed_features=fixed))
+    assert votes == [0.0, 0.2]
 
 
 @pytest.mark.parametrize(("in_use", "expected"), [(8, 1), (2, 0)])
@@ -134,7 +162,8 @@ def test_large_clusters_attract_more_the_fewer_classes_are_in_use(
     between_1C = torch.tensor([[0.47, 0.47, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01]])
     unit_1D = F.normalize(torch.tensor([[0.95, 1.0, 0, 0, 0, 0, 0, 0]]), dim=1)
     units_ND = torch.cat([torch.eye(8)[labels_N], unit_1D])
-    found_N = anchored_clusters(units_ND, torch.cat([opinion_NC, between_1C]), Rule.Config())
+    opinions_NC = torch.cat([opinion_NC, between_1C])
+    found_N = anchored_clusters(units_ND, opinions_NC, Rule.Config(source_vote=0), torch.eye(8))
     assert found_N[:-1].tolist() == labels_N.tolist()
     assert int(found_N[-1]) == expected
 

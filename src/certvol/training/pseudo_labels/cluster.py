@@ -3,13 +3,16 @@
 1. Compare images in a space in which the source's classes are round (`_space`).
 2. Smooth the classifier's probabilities over neighbours (`_graph.smooth`).
 3. Start a cluster at the mean of each class still in use, and run spherical k-means. The
-   classifier keeps a vote in every assignment, so a cluster cannot drift to another class. If few
+   classifier keeps a vote in every assignment, so a cluster cannot drift to another class. But the
+   classifier learns from these labels: images of an unknown class could fill a cluster and push its
+   own images out, cycle by cycle. If features are fixed, the class means of the source vote too;
+   in a network that is trained, they are a poor guide to a target that looks very different. If few
    classes are in use, large clusters attract more images: plain k-means prefers equal sizes.
 4. Drop clusters that are left with few images, and assign those again. This is what makes the rule
    safe when the target lacks classes: plain k-means would give each absent class a cluster.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +42,12 @@ class Rule(ComparingRule):
             help="Weight of the classifier's log-probability against the cosine to a cluster, if "
             "all classes are in use; with half of them in use it is four times that.",
         )
+        source_vote: float = setting(
+            0.2,
+            at_least=0,
+            help="Weight of the cosine to a class's mean in the source, against that to a cluster; "
+            "only if the backbone is frozen.",
+        )
         drop_below: float = setting(
             0.1,
             at_least=0,
@@ -48,12 +57,15 @@ class Rule(ComparingRule):
         rounds: int = setting(10, above=0, at_most=10_000, help="Most rounds of k-means.")
 
     def label_target(self, survey: Survey) -> Tensor:
-        units_ND, neighbours = self.compared(survey)
-        smoothed_NC = smooth(survey.probabilities_NC, neighbours)
-        return anchored_clusters(units_ND, smoothed_NC, self.config)
+        compared = self.compared(survey)
+        smoothed_NC = smooth(survey.probabilities_NC, compared.neighbours)
+        config = self.config if survey.fixed_features else replace(self.config, source_vote=0.0)
+        return anchored_clusters(compared.units_ND, smoothed_NC, config, compared.source_centres_CD)
 
 
-def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config) -> Tensor:
+def anchored_clusters(
+    units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config, source_centres_CD: Tensor
+) -> Tensor:
     """Return a cluster per row by spherical k-means, started from and weighted by an opinion."""
     count, num_classes = opinion_NC.shape
     few = config.drop_below * count / num_classes
@@ -64,6 +76,7 @@ def anchored_clusters(units_ND: Tensor, opinion_NC: Tensor, config: Rule.Config)
     if not in_use_C.any():
         in_use_C = sizes_C == sizes_C.max()
     vote_NC = vote * opinion_NC.clamp(min=MIN_PROBABILITY).log()
+    vote_NC += config.source_vote * (units_ND @ source_centres_CD.T)
     attraction = vote - config.vote  # 0 if all classes are in use
     shares_NC = opinion_NC * in_use_C
     centres_CD = F.normalize(shares_NC.T @ units_ND, dim=1)

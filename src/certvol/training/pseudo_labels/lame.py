@@ -21,6 +21,6 @@ class Rule(ComparingRule):
         neighbours: int = setting(5, above=0, at_most=1000, help="Most neighbours that must agree.")
 
     def label_target(self, survey: Survey) -> Tensor:
-        _, neighbours = self.compared(survey)
+        neighbours = self.compared(survey).neighbours
         smoothed_NC = smooth(survey.probabilities_NC, neighbours)
         return smoothed_NC.argmax(dim=1)

@@ -25,6 +25,6 @@ class Rule(ComparingRule):
         )
 
     def label_target(self, survey: Survey) -> Tensor:
-        _, graph = self.compared(survey)
+        graph = self.compared(survey).neighbours
         spread_NC = _graph.propagate(survey.probabilities_NC, graph, self.config.alpha)
         return spread_NC.argmax(dim=1)
