@@ -120,6 +120,7 @@ function showFigures() {
     $("accuracy").querySelector(".words").textContent += ` (${found.unsure} not sure left out; between ${low} and ${high} of all)`;
   }
   $("about").textContent = found.sentences.about;
+  $("about").hidden = !found.sentences.about;
   const rule = found.threshold;
   const limit = `if at most ${percent(found.max_error)} may be wrong`;
   if (rule.threshold !== null) put("threshold", percent(rule.coverage), `of all images ${limit}`);
