@@ -185,7 +185,7 @@ def accuracies(lines: dict[str, dict[str, Any]]) -> str:
 def draws(certainty_N: NDArray[np.float32], right_N: Flags) -> Iterator[dict[str, Any]]:
     """Yield, per number of labels, what 1,000 reviews of one run's target say."""
     from certvol.predict.max_error import Judged, in_units
-    from certvol.review.sampling import STRATA, random_order, strata
+    from certvol.predict.random_sample import STRATA, random_order, strata
     from certvol.scores.intervals import stratified
 
     stratum_N, truth = strata(certainty_N), float(right_N.mean())
@@ -203,7 +203,7 @@ def draws(certainty_N: NDArray[np.float32], right_N: Flags) -> Iterator[dict[str
             widths.append(found.width)
             judged = Judged(rows, ~right_N[rows], np.zeros(count, np.bool_))
             for risk in RISKS:
-                rule = in_units("sigma", certainty_N, judged, risk)
+                rule = in_units("sigma", certainty_N, judged, risk, len(right_N))
                 if rule.threshold is not None:
                     proved[risk] += 1
                     exceeded[risk] += (~right_N[certainty_N >= rule.threshold]).mean() > risk

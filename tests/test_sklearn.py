@@ -340,7 +340,7 @@ def test_a_target_prior_rules_classes_out(cls: type) -> None:
         ("even", "should be 'unknown'"),
         ({7: 1}, "names 7"),
         ({0: -1, 1: 2}, "shares must be 0 or more"),
-        ({0: 0}, "some above 0"),
+        ({0: 0}, "one above 0"),
     ],
 )
 def test_a_wrong_target_prior_is_refused(prior: Any, complaint: str) -> None:

@@ -23,13 +23,15 @@ from certvol.predict.evidence import HeldOut
 from certvol.predict.max_error import Judged, compare_reviews
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import TargetOfRun, run_metrics, run_target, write_outcome
+from certvol.predict.random_sample import drawn_in
 from certvol.predict.verdict import make_verdict, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import DAMAGE, OtherFormat, read_about, write_tensors
 from certvol.runs.continued import settings_from
-from certvol.runs.environment import describe_environment
+from certvol.runs.drawn import keep_drawn, reviewed_run
+from certvol.runs.environment import describe_environment, target_fingerprint
 from certvol.runs.folder import RunFolder
-from certvol.runs.given_labels import trained_on
+from certvol.runs.given_labels import check_same_target, keep_trained, trained_on
 from certvol.runs.origin import origin_of
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import label_cell, read_metrics, write_text
@@ -103,7 +105,8 @@ def adapt(
     its folders and settings, instead of pretraining. `source` may be a list of several, which are
     joined. `target_labels` is a CSV of reviewed target images to train on. `resume` continues a run
     that was stopped, with the settings that it began with. If its config.yaml was edited,
-    `accept_changes` continues with the new ones.
+    `accept_changes` continues with the new ones. With `target_labels`, it takes labels of a run
+    whose target was another one, by their paths.
     """
     reporter, stop_signal = reporter or Silent(), stop_signal or StopSignal()
     if resume is not None:
@@ -113,8 +116,6 @@ def adapt(
                 "--resume continues a run with its own settings; give no other options with it"
             )
         return _resume(RunFolder(resume), reporter, stop_signal, accept_changes)
-    if accept_changes:
-        raise UserError("--accept-changes is for --resume: a new run has no earlier settings")
     places = {"data.target": target, "data.target_labels": target_labels}
     given = {name: str(place) for name, place in places.items() if place is not None}
     of_sources: dict[str, Any] = {}
@@ -124,6 +125,9 @@ def adapt(
     given = {**flatten(settings, "settings"), **of_sources, **given}
     resolved = resolve_settings(preset, config, given, from_run)
     resolved = with_absolute_paths(resolved)
+    labels = resolved.data.target_labels
+    if accept_changes and labels is None:
+        raise UserError("--accept-changes is for --resume and --labels; leave it out")
     for name in ("source", "target"):
         if getattr(resolved.data, name) is None:
             raise UserError(
@@ -139,13 +143,16 @@ def adapt(
     if team.main:
         run.check_free()
     job = Job(run, resolved, reporter, stop_signal, team, device)
+    if labels is not None and not accept_changes:
+        check_same_target(labels, job.target.fingerprint)
     if not team.main:
         return _run_to_end(job)
     run.create()
     with run.lock():
         write_text(run.config, job.config.to_yaml())
         origin = {"origin": origin_of(str(resolved.data.target))}
-        run.write_json(run.environment, describe_environment(device) | origin)
+        target_of_run = {"target": job.target.fingerprint}
+        run.write_json(run.environment, describe_environment(device) | origin | target_of_run)
         return _run_to_end(job)
 
 
@@ -193,6 +200,7 @@ def _finish(job: Job) -> Run:
     cpu_before = cpu_seconds()
     # Restore the caller's random state afterwards, at least on the CPU.
     with torch.random.fork_rng(devices=[]), job.memory_explained():
+        _keep_known(job)
         trained = job.train()
         model, delivery = trained.model, trained.delivery
         # Training has ended: only now may the labels of the target be read.
@@ -232,6 +240,20 @@ def _judged(job: Job, predicted_N: NDArray[np.int64]) -> Judged | None:
     labels = [cells[label] for label in predicted_N]
     judged = compare_reviews(job.given.reviews, job.target.paths, labels, trained_on(job.run))
     return judged if judged.labels else None
+
+
+def _keep_known(job: Job) -> None:
+    """Note which images train, and how the random ones were drawn that judge the run."""
+    run, given, target = job.run, job.given, job.target
+    if given is not None:
+        given.keep(run)
+    keep_trained(run, job.config.model.start, target.paths, target.hashes)
+    if given is not None and not run.drawn.exists():
+        reviewed = reviewed_run(job.config)
+        if reviewed and target_fingerprint(reviewed) not in (None, target.fingerprint):
+            reviewed = None
+        random = [each for each in given.reviews if each.kind == "random"]
+        keep_drawn(run, drawn_in(reviewed, random, len(target)))
 
 
 def _held_out(job: Job) -> HeldOut:

@@ -277,3 +277,13 @@ def test_progress_is_shown_for_both(domains: tuple[Path, Path]) -> None:
     check(*domains, CONFIG, progress)
     bars = [("reading source", 8), ("finish", 8), ("reading target", 8), ("finish", 16)]
     assert progress.events == bars
+
+
+def test_classes_that_tables_write_alike_are_an_error(domains: tuple[Path, Path]) -> None:
+    source, target = domains
+    (source / "cat").rename(source / "=a")
+    assert check(source, target, CONFIG).can_adapt
+    (source / "dog").rename(source / "'=a")
+    report = check(source, target, CONFIG)
+    assert found(report, "error", "are both written `'=a` in tables; rename one of them")
+    assert not report.can_adapt

@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from certvol.data.cells import FORMULA_SIGNS
 from certvol.predict.forward import Outputs
 from certvol.predict.outcome import predictions_csv
-from certvol.runs.tables import FORMULA_SIGNS, label_cell, path_cell, read_column, write_text
+from certvol.runs.tables import label_cell, path_cell, read_column, write_text
 from support.fuzz import fuzz
 
 # Any bytes but NUL and the slash, as a file system returns them.

@@ -56,12 +56,13 @@ def test_tasks_come_back_with_their_kinds(target: ReviewTarget, tmp_path: Path) 
     words += ["apple"] * (len(items) - 6)
     answered = tmp_path / "answered.json"
     answered.write_text(json.dumps(annotated(tasks, words)))
-    found = read_answers(answered, target)
-    assert len(found) == len(items) - 1
-    assert [each.answer for each in found[:5]] == ["class", "class", "class", "none", "unsure"]
+    answers = read_answers(answered, target)
+    found = answers.reviews
+    assert (answers.has_kinds, answers.skipped) == (True, 1)
+    words_of_answers = ["class", "class", "class", "none", "unsure", "unsure"]
+    assert [each.answer for each in found[:6]] == words_of_answers
     assert [each.label for each in found[:3]] == CLASSES
-    kinds = [item.kind for i, item in enumerate(items) if i != 5]
-    assert [each.kind for each in found] == kinds
+    assert [each.kind for each in found] == [item.kind for item in items]
 
 
 def test_the_labelling_interface_names_every_class(target: ReviewTarget, tmp_path: Path) -> None:
@@ -90,10 +91,13 @@ def test_the_short_json_and_tables_are_read(target: ReviewTarget, tmp_path: Path
         )
     )
     expected = [Review("1.png", "apple", "random"), Review("2.png", "=sky", "chosen")]
-    assert read_answers(place, target) == expected
+    assert read_answers(place, target).reviews == expected
     rows = ["1,1.png,apple,random", "2,./2.png,'=sky,", f"3,3.png,{NONE_WORDS},random", "4,4.png,,"]
     place.write_text("\n".join(["id,path,label,kind", *rows]))
-    assert read_answers(place, target) == [*expected, Review("3.png", None, "random", "none")]
+    assert read_answers(place, target).reviews == [
+        *expected,
+        Review("3.png", None, "random", "none"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,12 +134,41 @@ def test_the_command_exports_and_imports(
     assert "20 new labels (10 random, 10 chosen)" in said
     assert "accuracy: " in said
     assert len(read_review(made.path / "review.csv", made.classes)) == 20
+    assert "holds labels" in refused(capsys, *words, "--export", str(table))
     assert run([*words, "--import", str(table)]) == 0
     assert "0 new labels" in capsys.readouterr().out
-    plain = tmp_path / "plain.csv"
-    plain.write_text(f"path,label\n{made.names[0]},{made.classes[0]}\n")
-    assert run([*words, "--import", str(plain)]) == 0
-    assert "none of these labels is of a random image" in capsys.readouterr().out
+
+
+def test_a_table_without_kinds_keeps_the_kinds_of_earlier_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_for_review(tmp_path, 40)
+    (made.path / "review.csv").write_text(
+        f"path,label,answer,kind\n{made.names[0]},{made.classes[1]},class,random\n"
+    )
+    words = ["review", str(made.path), "--import", str(tmp_path / "plain.csv")]
+    for rows, message in (
+        ([0, 1], "(1 random, 1 chosen), of which 1 replace"),
+        ([2], "is of a random image"),
+    ):
+        lines = [f"{made.names[row]},{made.classes[0]}" for row in rows]
+        (tmp_path / "plain.csv").write_text("\n".join(["path,label", *lines]))
+        assert run(words) == 0
+        assert message in capsys.readouterr().out
+    kinds = [each.kind for each in read_review(made.path / "review.csv", made.classes)]
+    assert kinds == ["random", "chosen", "chosen"]
+
+
+def test_skipped_tasks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = made_for_review(tmp_path, 40)
+    target = open_target(made.path)
+    tasks = json.loads(export(target, target.queue(2), tmp_path / "t.json")[0].read_text())
+    place = tmp_path / "answered.json"
+    place.write_text(json.dumps(annotated(tasks, [None, made.classes[0], None, made.classes[0]])))
+    assert run(["review", str(made.path), "--import", str(place)]) == 0
+    assert "2 skipped tasks count as not sure" in capsys.readouterr().out
+    answers = [each.answer for each in read_review(made.path / "review.csv")]
+    assert answers.count("unsure") == 2
 
 
 def test_mistakes_on_the_command_line_are_named(
@@ -148,3 +181,12 @@ def test_mistakes_on_the_command_line_are_named(
     assert "--max-error must lie" in refused(capsys, *words, "--max-error", "1")
     assert "two steps" in refused(capsys, *words, "--import", "a", "--export", "b.json")
     assert "holds no run" in refused(capsys, "review", str(tmp_path))
+
+
+def test_only_tasks_without_answers_are_replaced(target: ReviewTarget, tmp_path: Path) -> None:
+    place, items = tmp_path / "tasks.json", target.queue(2)
+    export(target, items, place)
+    tasks = json.loads(export(target, items, place)[0].read_text())
+    place.write_text(json.dumps(annotated(tasks, ["apple", None, None, None])))
+    with pytest.raises(UserError, match="holds labels; read them with --import"):
+        export(target, items, place)

@@ -1,6 +1,7 @@
 """No answer is lost, and no file is written by two."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,23 @@ def test_a_folder_that_is_gone_is_a_users_error(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     with pytest.raises(UserError, match=r"cannot write .*review\.csv: No such file"):
         LabelsFile(folder / "review.csv", CLASSES).add(ANSWERS[0])
+
+
+@pytest.mark.parametrize("room", [0, 9])
+def test_an_answer_that_does_not_fit_on_the_disk_leaves_no_part_of_it(
+    tmp_path: Path, room: int
+) -> None:
+    file = LabelsFile(tmp_path / "review.csv", CLASSES)
+    file.add(ANSWERS[0])
+    before = file.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot write"):
+            file.add(ANSWERS[3])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.path.read_bytes() == before
+    assert file.reviews == ANSWERS[:1]
+    file.add(ANSWERS[4])
+    assert LabelsFile(file.path, CLASSES).reviews == [ANSWERS[0], ANSWERS[4]]

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from certvol.predict.random_sample import STRATA, random_order, strata
 from certvol.report.records import Features
-from certvol.review.sampling import STRATA, random_order, strata, useful_order
+from certvol.review.sampling import useful_order
 
 RNG = np.random.default_rng(0)
 

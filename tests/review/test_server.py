@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ import pytest
 from PIL import Image
 
 from certvol.errors import UserError
+from certvol.predict.random_sample import STRATA
 from certvol.review.guesses import no_guesses
 from certvol.review.server import MOST_BODY, listen, make_app
 from certvol.review.session import LARGEST_SIDE, Session
-from certvol.review.target import find_images, open_target
+from certvol.review.target import find_images, newer_images, open_target
 from support.made_runs import MadeRun
 from support.reviews import TOKEN, made_for_review, review, session_of, stored
 
@@ -107,7 +109,7 @@ def test_every_answer_has_safe_headers(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/data", "/wrong/data", "/a-secre/", "/a-secret2/data", "//"]
+    "path", ["/", "/data", "/wrong/data", "/a-secre/", "/a-secret2/data", "//", "*", "foo", ""]
 )
 def test_without_the_token_nothing_is_shown(client: Client, path: str) -> None:
     found = client.ask(path)
@@ -192,6 +194,8 @@ def test_an_answer_that_does_not_fit_is_refused(client: Client, made: MadeRun, b
         "image/-1",
         "image/1e3",
         "image/99999999999999999999",
+        "image/" + "9" * 5000,
+        "image/²",
         "image/0/../../run/config.yaml",
         "assets/../server.py",
         "assets/..%2fserver.py",
@@ -274,6 +278,16 @@ def test_images_that_were_moved_are_found_again(made: MadeRun, tmp_path: Path) -
         find_images(target, tmp_path / "empty")
 
 
+def test_images_that_changed_after_the_run_are_found(made: MadeRun) -> None:
+    target = open_target(made.path)
+    files = find_images(target, None)
+    assert newer_images(target, files) == []
+    changed = made.target / made.names[3]
+    late = target.run.predictions.stat().st_mtime + 10
+    os.utime(changed, (late, late))
+    assert newer_images(target, [None, *files]) == [str(changed)]
+
+
 def test_a_path_of_the_run_that_leads_out_of_the_folder_is_not_opened(made: MadeRun) -> None:
     secret = made.path.parent / "secret.png"
     Image.new("RGB", (9, 9)).save(secret)
@@ -285,15 +299,46 @@ def test_a_path_of_the_run_that_leads_out_of_the_folder_is_not_opened(made: Made
     assert files.count(None) == 1
 
 
-def test_chosen_labels_count_as_random_once_their_image_is_drawn(made: MadeRun) -> None:
+def answer_rounds(session: Session, end: int) -> None:
+    for number in range(end):
+        if session.labels.answer_of(session.target.paths[session.items[number].row]) is None:
+            session.give(number, "none", None)
+
+
+def test_chosen_labels_count_as_random_once_their_round_is_answered(made: MadeRun) -> None:
     with session_of(made, labels=10) as session:
-        session.give(15, "none", None)
-        row, chosen = session.items[15].row, session.items[15].kind
-        assert (chosen, session.estimates().random) == ("chosen", 0)
+        answer_rounds(session, 20)
+        chosen = {item.row for item in session.items[10:]}
+        assert session.estimates().random == 10
     with session_of(made, labels=60) as session:
-        place = next(i for i, item in enumerate(session.items) if item.row == row)
-        assert session.items[place].kind == "random"
-        assert session.estimates().random == 1
+        places = [i for i, item in enumerate(session.items) if item.row in chosen]
+        first = places[0] // STRATA * STRATA
+        early = [place for place in places if first <= place < first + STRATA]
+        answer_rounds(session, first)
+        assert session.estimates().random == first
+        for number in range(first, first + STRATA):
+            open_before = session.labels.answer_of(path_of(session, early[0]))
+            assert open_before is not None
+            if number not in early:
+                assert open_before.kind == "chosen"
+                session.give(number, "none", None)
+                last = number
+        assert session.estimates().random == first + STRATA
+        assert session.undo() == last
+
+
+def path_of(session: Session, number: int) -> str:
+    return session.target.paths[session.items[number].row]
+
+
+def test_a_larger_number_of_labels_changes_nothing_until_they_are_given(made: MadeRun) -> None:
+    with session_of(made, labels=10) as session:
+        answer_rounds(session, 20)
+        figures = session.estimates().data()
+    data = (made.path / "review.csv").read_bytes()
+    with session_of(made, labels=60) as session:
+        assert session.estimates().data() == figures
+    assert (made.path / "review.csv").read_bytes() == data
 
 
 def test_without_stored_guesses_the_predicted_class_is_likeliest(made: MadeRun) -> None:

@@ -45,7 +45,12 @@ def test_cells_that_spreadsheets_would_run_are_read_with_and_without_their_mark(
 def test_a_line_torn_anywhere_does_not_count(end: int) -> None:
     whole = HEAD + "a.jpg,Mug,class,random\n"
     torn = "b.jpg,Mug,class,random"[:end]
-    assert parse_review(whole + torn, "file", CLASSES) == [Review("a.jpg", "Mug", "random")]
+    found = parse_review(whole + torn, "file", CLASSES, may_be_torn=True)
+    assert found == [Review("a.jpg", "Mug", "random")]
+    if torn.endswith("class,"):
+        return  # a whole row whose kind is not given
+    with pytest.raises(UserError, match="row 3 of file"):
+        parse_review(whole + torn, "file", CLASSES)
 
 
 def test_a_last_line_without_its_end_counts_if_it_is_whole() -> None:

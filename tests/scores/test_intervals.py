@@ -170,3 +170,28 @@ def test_labels_that_are_mostly_wrong_promise_nothing() -> None:
     assert (found.threshold, found.needed) == (None, None)
     none = intervals.risk_threshold(all_N, np.empty(0), np.empty(0, np.bool_), 0.1)
     assert (none.threshold, none.labels, none.bound, none.needed) == (None, 0, 1, 29)
+
+
+def test_bounds_of_a_small_target_are_shares_that_it_can_have() -> None:
+    found = intervals.stratified(np.array([2, 3]), np.array([3, 3]), np.array([4, 4]))
+    assert found.low * 8 == pytest.approx(round(found.low * 8))
+    assert found.high * 8 == pytest.approx(round(found.high * 8))
+    assert found.low <= 5 / 8 <= 7 / 8 <= found.high
+    new = intervals.stratified(np.array([2, 3]), np.array([3, 3]), np.array([4, 4]), False)
+    assert new.low < found.low
+    assert new.high >= found.high
+
+
+@pytest.mark.parametrize("images", [8, 13, 21, 34])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.9, 0.97])
+def test_the_interval_covers_the_truth_of_a_small_target(images: int, share: float) -> None:
+    size_H = np.full(STRATA, images // STRATA) + (np.arange(STRATA) < images % STRATA)
+    rng = np.random.default_rng(images)
+    right = rng.permutation(images) < round(share * images)
+    stratum = np.repeat(np.arange(STRATA), size_H)
+    right_H = np.bincount(stratum[right], minlength=STRATA)
+    for each in range(1, size_H.min() + 1):
+        draws = rng.hypergeometric(right_H, size_H - right_H, each, size=(1000, STRATA))
+        found = [intervals.stratified(draw, np.full(STRATA, each), size_H) for draw in draws]
+        truth = right.mean()
+        assert np.mean([i.low - 1e-9 <= truth <= i.high + 1e-9 for i in found]) >= 0.94

@@ -19,7 +19,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     labels = f"{help_of('data.target_labels')}; short for --data.target_labels"
     parser.add_argument("--labels", metavar="FILE", dest="target_labels", help=labels)
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
-    accept = "with --resume: continue even if settings in RUN/config.yaml were changed"
+    accept = (
+        "with --resume: continue even if settings in RUN/config.yaml were changed; with --labels: "
+        "take labels of a run with another target, by path"
+    )
     parser.add_argument("--accept-changes", action="store_true", help=accept)
     shown = ("--method", "--backbone", "--weights", "--seed", "--device", "--select")
     add_settings(parser, *shown, "--target-prior", "--target-classes")

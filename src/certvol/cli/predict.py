@@ -60,6 +60,11 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
             f"confidence, if they are like the run's target, of which it accepts "
             f"{percent(rule.coverage)} %)"
         )
+        if rule.unknown:
+            print(
+                f"of {rule.unknown} labelled target images of no class, it rejects "
+                f"{rule.unknown_rejected}"
+            )
     if options.rejected_dir is not None:
         print(f"rejected images, least certain first: {printable(options.rejected_dir)}")
     return 0

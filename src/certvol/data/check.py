@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from certvol.data import check_target
+from certvol.data.cells import classes_alike
 from certvol.data.decode_pool import read_images
 from certvol.data.decoding import HASH_BYTES, Pixels
 from certvol.data.feature_files import (
@@ -137,6 +138,8 @@ def check(
     if classes:
         _about_counts(counts, found)
         _about_names(classes, found)
+        if (alike := classes_alike(classes)) is not None:
+            found.error(f"source: {alike}")
     for text in (
         check_target.about_size(len(in_target.paths), len(classes)),
         check_target.about_copies(in_target.thumbnails),

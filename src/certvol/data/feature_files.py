@@ -45,6 +45,11 @@ class TargetFeatures:
         return len(self.rows)
 
     @property
+    def hashes(self) -> npt.NDArray[np.uint8]:
+        """[n, 16], one per row."""
+        return row_hashes(self.features[self.rows])
+
+    @property
     def dim(self) -> int:
         return int(self.features.shape[2])
 

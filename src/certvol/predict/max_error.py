@@ -5,10 +5,10 @@ holds with 95 % confidence on the run's target. An image that shows none of the 
 the reviewer could not identify, counts as an error, so the limit holds whatever it shows.
 """
 
-import csv
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
+from certvol.predict.random_sample import RandomSample, sample_of
+from certvol.predict.target_table import column, target_values
 from certvol.progress import percent
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, read_review, row_of_path
-from certvol.runs.tables import label_cell, read_column
+from certvol.runs.tables import label_cell
 from certvol.scores import intervals
 from certvol.scores.intervals import RiskThreshold
 
-IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
 Flags = NDArray[np.bool_]
 
 
@@ -46,6 +47,11 @@ class Judged:
     @property
     def right(self) -> int:
         return self.labels - int(self.wrong_n.sum())
+
+    def in_order(self, sample: RandomSample) -> "Judged":
+        """Sort the answers by the random order of their images."""
+        order = np.argsort(sample.place_N[self.rows_n], kind="stable")
+        return Judged(self.rows_n[order], self.wrong_n[order], self.unsure_n[order])
 
     @property
     def errors_n(self) -> Flags:
@@ -77,27 +83,21 @@ def compare_reviews(
     )
 
 
-def target_values(run: str | Path, measure: str, option: str) -> NDArray[np.float32]:
-    """Return a measure of every target image of a run, in the order of predictions.csv."""
-    folder = RunFolder(run)
-    # predictions.csv rounds the probability.
-    table = folder.predictions if measure == "sigma" else folder.measures
-    if not table.exists():
-        raise UserError(f"{option} by {measure} needs {table}, which is missing")
-    try:
-        values_N = np.array([float(cell) for cell in read_column(table, measure)], dtype=np.float32)
-        if len(values_N) == 0 or not np.isfinite(values_N).all():
-            raise ValueError(f"no numbers under `{measure}`")
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"the table {table} is damaged: {error}") from None
-    return values_N
+class Allowed(NamedTuple):
+    """The threshold that a run's labels allow, in the measure's units."""
+
+    threshold: float
+    coverage: float
+    """The share of the target that it accepts."""
+    unknown: int
+    """Labelled images of no class, random or chosen."""
+    unknown_rejected: int
 
 
-def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[float, float]:
-    """Return the threshold that a run's labels allow, and the share of the target it accepts.
+def threshold_for(run: str | Path, measure: str, max_error: float) -> Allowed:
+    """Return the threshold that a run's labels allow; UserError if there is none.
 
-    The threshold is in the measure's units. If the labels allow none, a UserError says how many are
-    needed.
+    The error says how many labels are needed.
     """
     folder = RunFolder(run)
     if not folder.review.exists():
@@ -105,31 +105,52 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> tuple[floa
             f"--max-error needs labels of some target images, and {folder.review} does not exist; "
             f"label images with `certvol review {folder.path}`"
         )
-    values_N = certainty(measure, target_values(run, measure, "--max-error"))
-    try:
-        paths, labels = (read_column(folder.predictions, name) for name in ("path", "label"))
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise UserError(f"the table {folder.predictions} is damaged: {error}") from None
-    judged = compare_reviews(read_review(folder.review), paths, labels, trained_on(folder))
-    found = in_units(measure, values_N, judged, max_error)
-    if found.threshold is None:
-        raise UserError(_refusal(found, folder, max_error, len(values_N)))
-    return found.threshold, found.coverage
+    found = target_values(run, measure, "--max-error")
+    certainty_N = certainty(measure, found.values_N)
+    labels = column(folder.predictions, "label")
+    reviews, sample = read_review(folder.review, may_be_torn=True), sample_of(folder)
+    judged = compare_reviews(reviews, found.paths, labels, trained_on(folder)).in_order(sample)
+    rule = in_units(measure, certainty_N, judged, max_error, len(sample.order))
+    if rule.threshold is None:
+        raise UserError(_refusal(rule, folder, max_error, sample))
+    row_of = row_of_path(found.paths)
+    unknown = [each.path for each in reviews if each.answer == "none"]
+    unknown_N = certainty_N[[row_of[path] for path in unknown if path in row_of]]
+    rejected = int((unknown_N < certainty(measure, np.float32(rule.threshold))).sum())
+    return Allowed(rule.threshold, rule.coverage, len(unknown_N), rejected)
 
 
 def in_units(
-    measure: str, certainty_N: NDArray[np.float32], judged: Judged, max_error: float
+    measure: str,
+    certainty_N: NDArray[np.float32],
+    judged: Judged,
+    max_error: float,
+    images: int,
 ) -> RiskThreshold:
-    """Choose a threshold on the certainty of all images, and write it in the measure's units."""
-    found = intervals.risk_threshold(
-        certainty_N, certainty_N[judged.rows_n], judged.errors_n, max_error
-    )
-    if found.threshold is None:
-        return found
-    return replace(found, threshold=certainty(measure, found.threshold))
+    """Choose a threshold on the certainty of all images, and write it in the measure's units.
+
+    `images` is how many of them may have labels that count: those that did not train the run.
+    Only the first 50, 100, 200, ... answers in random order count, as many as there are. A person
+    may stop as soon as a threshold appears, and looking after every label would find one by chance.
+    """
+
+    def rule(labels: int) -> RiskThreshold:
+        rows_n, errors_n = judged.rows_n[:labels], judged.errors_n[:labels]
+        return intervals.risk_threshold(certainty_N, certainty_N[rows_n], errors_n, max_error)
+
+    answers = len(judged.rows_n)
+    found = rule(intervals.last_look(answers, images))
+    if found.threshold is not None:
+        return replace(found, threshold=certainty(measure, found.threshold))
+    by_all = rule(answers)
+    if by_all.threshold is not None:
+        return replace(found, needed=intervals.next_look(answers + 1, images))
+    if by_all.needed is None:
+        return by_all
+    return replace(by_all, needed=intervals.next_look(by_all.needed, images))
 
 
-def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int) -> str:
+def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, sample: RandomSample) -> str:
     text = f"the random labels in {run.review} do not allow a --max-error of {percent(max_error)} %"
     if found.labels:
         text += (
@@ -139,7 +160,8 @@ def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, images: int
     if found.needed is None:
         return f"{text}. More labels would hardly help; give a larger --max-error"
     text += f". About {found.needed} random labels should be enough"
-    if found.needed > images:
+    if found.needed > (images := len(sample.order)):
         return f"{text}, but the target has {images} images only; give a larger --max-error"
-    command = f"certvol review {printable(str(run.path))} --labels {found.needed}"
+    asked = max(1, found.needed - len(sample.drawn))  # given labels are there already
+    command = f"certvol review {printable(str(run.path))} --labels {asked}"
     return f"{text}; label more with `{command}`"

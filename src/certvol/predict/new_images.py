@@ -19,10 +19,10 @@ from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import reject
 from certvol.predict.forward import run_batches
-from certvol.predict.max_error import IN_PREDICTIONS
 from certvol.predict.measures import run_with_measures
 from certvol.predict.model import PREDICT_BATCH, Model, Which, load
 from certvol.predict.outcome import predictions_csv
+from certvol.predict.target_table import IN_PREDICTIONS
 from certvol.progress import Reporter
 from certvol.runs.outputs import check_output, write_output
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
-from certvol.predict.max_error import target_values, threshold_for
+from certvol.predict.max_error import threshold_for
 from certvol.predict.measures import threshold_at
+from certvol.predict.target_table import target_values
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
 from certvol.scores.uncertainty import LABEL_FREE, MEASURES, usual_measure
@@ -79,6 +80,10 @@ class Rule:
     """The share of the run's target that the threshold accepts."""
     max_error: float | None = None
     """Limit of the error among accepted images, with 95 % confidence; None if not asked for."""
+    unknown: int = 0
+    """Labelled target images of no class."""
+    unknown_rejected: int = 0
+    """How many of them the threshold rejects."""
 
 
 def choose_rule(
@@ -86,11 +91,12 @@ def choose_rule(
 ) -> Rule:
     """Set the threshold by a share of the run's target, or by the labels in RUN/review.csv."""
     if max_error is not None:
-        threshold, share = threshold_for(run, measure, max_error)
-        return Rule(measure, threshold, share, max_error)
+        found = threshold_for(run, measure, max_error)
+        unknown = found.unknown, found.unknown_rejected
+        return Rule(measure, found.threshold, found.coverage, max_error, *unknown)
     if coverage is None:
         raise UserError("give a coverage or a maximum error")
-    values_N = target_values(run, measure, "--coverage")
+    values_N = target_values(run, measure, "--coverage").values_N
     threshold = threshold_at(measure, values_N, coverage)
     return Rule(measure, threshold, float(is_certain(values_N, measure, threshold).mean()))
 

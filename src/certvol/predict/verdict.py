@@ -205,7 +205,10 @@ def describe(verdict: Mapping[str, Any]) -> list[str]:
     accuracy = verdict["accuracy"]
     basis = f"usually within {percent(accuracy['usual_error'], 0)} points; no labels were used"
     if labels := accuracy.get("labels", 0):
-        basis = f"from {labels} random labels and what is known without them"
+        basis = (
+            f"on new images like the target's; from {labels} random labels and what is known "
+            "without them"
+        )
     lines.append(f"estimated target accuracy: {percent(accuracy['estimate'], 0)} % ({basis})")
     if source["images"]:
         after = f", {percent(source['after'])} % after" if source["after"] is not None else ""

@@ -3,7 +3,7 @@
 import secrets
 import webbrowser
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from certvol.data.folders import printable
@@ -12,10 +12,11 @@ from certvol.progress import Reporter
 from certvol.review.estimates import Estimates, estimate, sentences
 from certvol.review.exchange import export, read_answers
 from certvol.review.guesses import make_guesses, stored_guesses
-from certvol.review.labels_file import opened
+from certvol.review.labels_file import LabelsFile, opened
 from certvol.review.session import Session
-from certvol.review.target import find_images, open_target
+from certvol.review.target import find_images, newer_images, open_target
 from certvol.runs.folder import RunFolder
+from certvol.runs.review_labels import Review
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ def label(
     gone = sum(files[item.row] is None for item in items)
     if gone:
         reporter.warn(f"{gone} of the {len(items)} images to label are gone")
+    if newer := newer_images(target, [files[item.row] for item in items]):
+        reporter.warn(
+            f"{len(newer)} of the images to label are newer than the run, such as "
+            f"{printable(newer[0])}; if they changed, make a new run, because its predictions are "
+            "about the images before"
+        )
     with opened(target.run, target.classes) as labels:
         rows = [item.row for item in items]
         rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]
@@ -74,8 +81,11 @@ def export_tasks(run: str, labels: int, out: str) -> Iterator[str]:
 
 def import_answers(run: str, file: str, max_error: float) -> Iterator[str]:
     target = open_target(run)
-    reviews = read_answers(file, target)
+    answers = read_answers(file, target)
+    reviews = answers.reviews
     with opened(target.run, target.classes) as labels:
+        if not answers.has_kinds:
+            reviews = [_with_earlier_kind(each, labels) for each in reviews]
         new = [each for each in reviews if labels.answer_of(each.path) != each]
         changed = sum(labels.answer_of(each.path) is not None for each in new)
         if new:
@@ -87,12 +97,19 @@ def import_answers(run: str, file: str, max_error: float) -> Iterator[str]:
         f"{len(new)} new labels ({kinds.count('random')} random, {kinds.count('chosen')} chosen)"
         + (f", of which {changed} replace earlier ones" if changed else "")
     )
+    if answers.skipped:
+        yield f"{answers.skipped} skipped tasks count as not sure"
     if "random" not in [each.kind for each in reviews]:
         yield (
             "none of these labels is of a random image, so they train the next run but do not "
             "measure this one (is the column `kind` missing?)"
         )
     yield from summary(target.run, found)
+
+
+def _with_earlier_kind(review: Review, labels: LabelsFile) -> Review:
+    earlier = labels.answer_of(review.path)
+    return review if earlier is None else replace(review, kind=earlier.kind)
 
 
 def summary(run: RunFolder, found: Estimates) -> Iterator[str]:
@@ -103,5 +120,6 @@ def summary(run: RunFolder, found: Estimates) -> Iterator[str]:
         if words["before"]:
             yield f"before adaptation: {words['before']}"
         yield words["threshold"]
-        if words["more"]:
-            yield words["more"]
+        for name in ("more", "about"):
+            if words[name]:
+                yield words[name]

@@ -1,11 +1,15 @@
 """Label in another tool: write tasks for Label Studio or a plain table, and read the answers.
 
 A task holds the path and the kind of its image, so that the answers come back with both. In plain
-CSV, a row without a label has no answer yet; without a column `kind`, all labels count as chosen.
+CSV, a row without a label has no answer yet. Without a column `kind`, an answer that replaces an
+earlier one keeps its kind, and all others count as chosen.
 """
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +21,7 @@ from certvol.files import check_regular
 from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.outputs import check_output, write_output
-from certvol.runs.review_labels import COLUMNS, Review, clean_path, parse_review
+from certvol.runs.review_labels import COLUMNS, Review, clean_path, has_column, parse_review
 from certvol.runs.tables import csv_text, label_cell
 from certvol.settings import nearest
 
@@ -31,6 +35,7 @@ def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list
     if place.suffix.lower() not in (".json", ".csv"):
         raise UserError(f"--export writes .json or .csv, found {printable(str(out))}")
     check_output(place, "--export")
+    _check_unanswered(place)
     if place.suffix.lower() == ".csv":
         rows = [(target.paths[item.row], "", "", item.kind) for item in items]
         write_output(place, csv_text(COLUMNS, rows))
@@ -41,6 +46,25 @@ def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list
     write_output(place, json.dumps(tasks, indent=1) + "\n")
     write_output(interface, _interface(target.classes))
     return [place, interface]
+
+
+def _check_unanswered(place: Path) -> None:
+    """Refuse to replace a table or tasks that somebody has filled in."""
+    try:
+        text = place.read_text("utf-8-sig") if place.is_file() else ""
+        if place.suffix.lower() == ".csv":
+            rows = csv.DictReader(io.StringIO(text, newline=""))
+            answered = any(row.get("label") or row.get("answer") for row in rows)
+        else:
+            tasks = json.loads(text or "[]")
+            answered = any(task.get("annotations") or task.get("label") for task in tasks)
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, csv.Error):
+        return  # another kind of file
+    if answered:
+        raise UserError(
+            f"{printable(str(place))} holds labels; read them with --import, or export to a new "
+            "file"
+        )
 
 
 def _task(target: ReviewTarget, item: Item) -> dict[str, Any]:
@@ -70,7 +94,18 @@ def _interface(classes: Sequence[str]) -> str:
     )
 
 
-def read_answers(path: str | Path, target: ReviewTarget) -> list[Review]:
+@dataclass(frozen=True)
+class Answers:
+    """What another tool wrote."""
+
+    reviews: list[Review]
+    has_kinds: bool
+    """Whether the answers say which images are random."""
+    skipped: int
+    """How many tasks were skipped in Label Studio."""
+
+
+def read_answers(path: str | Path, target: ReviewTarget) -> Answers:
     """Read what another tool wrote; every path has to be a target image of the run."""
     shown = printable(str(path))
     try:
@@ -84,24 +119,25 @@ def read_answers(path: str | Path, target: ReviewTarget) -> list[Review]:
         raise UserError(f"cannot read {shown}: {reason_of(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{shown} is not UTF-8; save it as UTF-8") from None
-    is_json = text.lstrip()[:1] in ("[", "{")
-    reviews = _from_tasks(text, shown) if is_json else _from_table(text, shown)
+    skipped = 0
+    if text.lstrip()[:1] in ("[", "{"):
+        reviews, has_kinds, skipped = _from_tasks(text, shown)
+    else:
+        reviews, has_kinds = parse_review(text, shown, may_be_open=True), has_column(text, "kind")
     if not reviews:
         raise UserError(f"{shown} has no answers; label its images first")
     found = [_checked(each, shown, target) for each in reviews]
-    return list({each.path: each for each in found}.values())
+    return Answers(list({each.path: each for each in found}.values()), has_kinds, skipped)
 
 
-def _from_table(text: str, shown: str) -> list[Review]:
-    return parse_review(text, shown, may_be_open=True)
-
-
-def _from_tasks(text: str, shown: str) -> list[Review]:
+def _from_tasks(text: str, shown: str) -> tuple[list[Review], bool, int]:
     try:
         tasks = json.loads(text)
         if not isinstance(tasks, list):
             raise ValueError("expected a list of tasks")
-        return list(_answers(tasks))
+        found = list(_answers(tasks))
+        has_kinds = any("kind" in task.get("data", task) for task in tasks)
+        return found, has_kinds, sum(map(_is_skipped, tasks))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         reason = printable(" ".join(str(error).split())[:120])
         raise UserError(
@@ -110,7 +146,11 @@ def _from_tasks(text: str, shown: str) -> list[Review]:
 
 
 def _answers(tasks: Iterable[dict[str, Any]]) -> Iterable[Review]:
-    """Yield the answer of each task that has one; of several annotations the last one counts."""
+    """Yield the answer of each task that has one; of several annotations the last one counts.
+
+    A task that the person skipped (Label Studio calls it cancelled) counts as not sure. Without it,
+    the images that are difficult to tell would be missing in the random sample.
+    """
     for task in tasks:
         about = task.get("data", task)  # JSON-MIN holds everything at one level
         label = about.get("label")
@@ -118,6 +158,8 @@ def _answers(tasks: Iterable[dict[str, Any]]) -> Iterable[Review]:
             if not annotation.get("was_cancelled"):
                 results = [each["value"].get("choices") for each in annotation["result"]]
                 label = next((choices for choices in results if choices), label)
+        if label is None and _is_skipped(task):
+            label = UNSURE_WORDS
         if isinstance(label, dict):
             label = label["choices"]
         if isinstance(label, list):
@@ -127,6 +169,12 @@ def _answers(tasks: Iterable[dict[str, Any]]) -> Iterable[Review]:
             if kind not in ("random", "chosen"):
                 raise ValueError(f"the kind `{kind}` is neither random nor chosen")
             yield Review(clean_path(str(about["path"])), str(label), kind)
+
+
+def _is_skipped(task: dict[str, Any]) -> bool:
+    """Return whether the person skipped the task and nobody answered it."""
+    annotations = task.get("annotations", ())
+    return bool(annotations) and all(each.get("was_cancelled") for each in annotations)
 
 
 def _checked(review: Review, shown: str, target: ReviewTarget) -> Review:

@@ -1,7 +1,8 @@
 """Write RUN/review.csv: a line per answer, synced to disk before the next image is shown."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from certvol.data.folders import printable
@@ -20,7 +21,9 @@ class LabelsFile:
         self._answers: dict[str, Review] = {}
         if path.exists():
             _repair(path)
-            self._answers = {each.path: each for each in read_review(path, classes)}
+            self._answers = {
+                each.path: each for each in read_review(path, classes, may_be_torn=True)
+            }
 
     @property
     def reviews(self) -> list[Review]:
@@ -45,17 +48,28 @@ class LabelsFile:
     def _append(self, rows: Sequence[Sequence[str]]) -> None:
         text = "".join(csv_text(row, ()) for row in rows)
         try:
-            is_new = not self.path.exists() or self.path.stat().st_size == 0
+            before = self.path.stat().st_size if self.path.exists() else 0
             with self.path.open("ab", buffering=0) as file:
-                if is_new:
+                if before == 0:
                     text = csv_text(COLUMNS, ()) + text
-                file.write(text.encode("utf-8", "surrogateescape"))
-                sync(file)
-            if is_new:
+                _write_all(file, text.encode("utf-8", "surrogateescape"), before)
+            if before == 0:
                 sync_folder(self.path.parent)
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"cannot write {printable(str(self.path))}: {reason}") from None
+
+
+def _write_all(file: FileIO, data: bytes, before: int) -> None:
+    """Append and sync all of the data, or cut the file back to its size before."""
+    try:
+        if file.write(data) != len(data):
+            raise OSError("the disk is full")
+        sync(file)
+    except BaseException:
+        with suppress(OSError):
+            file.truncate(before)
+        raise
 
 
 @contextmanager
@@ -77,6 +91,6 @@ def _repair(path: Path) -> None:
     data, header = path.read_bytes(), ",".join(COLUMNS).encode()
     if data.startswith(header + b"\n") and data.endswith(b"\n") and b"\r" not in data:
         return
-    reviews = [] if header.startswith(data) else read_review(path)
+    reviews = [] if header.startswith(data) else read_review(path, may_be_torn=True)
     rows = [review_cells(each) for each in reviews]
     write_atomically(path, csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape"))

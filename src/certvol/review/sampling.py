@@ -1,9 +1,4 @@
-"""Choose which target images to label: random ones first, then those that help training most.
-
-The model is judged by the random ones. They are drawn from strata of equal size by certainty, so
-that any first part of the order represents the target. The order never depends on the answers.
-N images.
-"""
+"""Choose which target images to label so that training gains most; n images have features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from certvol.randomness import numpy_generator, torch_seed
+from certvol.randomness import torch_seed
 from certvol.report.records import Features
 from certvol.runs.review_labels import Kind
 
 Indices = NDArray[np.int64]
 Values = NDArray[np.floating]
 
-STRATA = 5
 MOST_CHOSEN = 1000
 _ITERATIONS = 30  # of k-means: the choice need not converge
 
@@ -30,23 +24,6 @@ class Item:
 
     row: int
     kind: Kind
-
-
-def strata(certainty_N: Values) -> Indices:
-    """Return the stratum of each image: equal shares of the images in order of certainty."""
-    ranks_N = np.empty(len(certainty_N), np.int64)
-    ranks_N[np.argsort(certainty_N, kind="stable")] = np.arange(len(certainty_N))
-    return ranks_N * STRATA // max(1, len(certainty_N))
-
-
-def random_order(stratum_N: Indices, seed: int) -> Indices:
-    """Return all images in random order, one of each stratum in every round."""
-    generator = numpy_generator(seed, "review.random")
-    place_N, within_N = generator.random(len(stratum_N)), np.empty(len(stratum_N), np.int64)
-    for stratum in np.unique(stratum_N):
-        rows = np.flatnonzero(stratum_N == stratum)
-        within_N[rows[np.argsort(place_N[rows])]] = np.arange(len(rows))
-    return np.lexsort((place_N, within_N)).astype(np.int64)
 
 
 def useful_order(

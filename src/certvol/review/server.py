@@ -26,7 +26,7 @@ from certvol.review.session import BadAnswer, Session
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 FIRST_PORT, PORTS = 8765, 20  # where a free port is looked for
-MOST_BODY = 4096
+MOST_BODY, MOST_DIGITS = 4096, 9
 CTRL_C = 130  # exit code
 ASSETS = {
     "review.html": "text/html",
@@ -64,8 +64,11 @@ def make_app(session: Session, token: str) -> ASGIApp:
         return JSONResponse(session.page_data())
 
     async def picture(request: Request) -> Response:
+        number = request.path_params["number"]
+        if not (number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS):
+            return _refusal(404, "there is no such image")
         try:
-            found = await run_in_threadpool(session.picture, request.path_params["number"])
+            found = await run_in_threadpool(session.picture, int(number))
         except BadAnswer:
             return _refusal(404, "there is no such image")
         if found is None:
@@ -100,7 +103,7 @@ def make_app(session: Session, token: str) -> ASGIApp:
         Route(f"{own}/", asset),
         Route(f"{own}/assets/{{name}}", asset),
         Route(f"{own}/data", data),
-        Route(f"{own}/image/{{number:int}}", picture),
+        Route(f"{own}/image/{{number}}", picture),
         Route(f"{own}/answer", answer, methods=["POST"]),
         Route(f"{own}/undo", undo, methods=["POST"]),
     ]
@@ -145,7 +148,7 @@ class _Guard:
             return _refusal(403, "requests from other pages are refused")
         if headers.get(b"sec-fetch-site", [b"none"])[0] not in (b"none", b"same-origin"):
             return _refusal(403, "requests from other pages are refused")
-        first = scope["path"].split("/")[1]
+        first = scope["path"].lstrip("/").partition("/")[0]
         if not secrets.compare_digest(
             first.encode("utf-8", "surrogateescape"), self.token.encode()
         ):

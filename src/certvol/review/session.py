@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from certvol.data.decoding import UnreadableImage, decode, read_file
 from certvol.data.folders import printable
+from certvol.predict.random_sample import STRATA
 from certvol.review.estimates import Estimates, estimate
 from certvol.review.guesses import Guesses
 from certvol.review.labels_file import LabelsFile
@@ -38,14 +40,6 @@ class Session:
     guesses: Guesses
     labels: LabelsFile
     max_error: float
-
-    def __post_init__(self) -> None:
-        """Count images as random that were labelled as chosen before they were drawn."""
-        drawn = [self.target.paths[item.row] for item in self.items if item.kind == "random"]
-        answers = [answer for path in drawn if (answer := self.labels.answer_of(path)) is not None]
-        changed = [replace(each, kind="random") for each in answers if each.kind == "chosen"]
-        if changed:
-            self.labels.add(*changed)
 
     def estimates(self) -> Estimates:
         before_N = self.guesses.before_N(self.target)
@@ -95,6 +89,25 @@ class Session:
                 raise BadAnswer("there is no such class")
             name = self.target.classes[label]
         self.labels.add(Review(self.target.paths[item.row], name, item.kind, ANSWERS[answer]))
+        self._count_drawn()
+
+    def _count_drawn(self) -> None:
+        """Count answers about chosen images as random once their turn in the random order is over.
+
+        The turn of an image is over when everything before it is answered, and all of its round.
+        An answer that counted earlier than those of its neighbours would bias the sample, because
+        chosen images are mostly difficult.
+        """
+        drawn = [self.target.paths[item.row] for item in self.items if item.kind == "random"]
+        answers = list(takewhile(bool, map(self.labels.answer_of, drawn)))
+        if len(answers) < len(drawn):
+            answers = answers[: len(answers) // STRATA * STRATA]
+        early = [each for each in answers if each is not None and each.kind == "chosen"]
+        if early:
+            # The last answer is undone first, so it stays the last.
+            last = self.labels.reviews[-1]
+            changed = [replace(each, kind="random") for each in early]
+            self.labels.add(*changed, *([last] if last not in early else []))
 
     def undo(self) -> int | None:
         """Take back the last answer to an image of the queue; return the image's number."""

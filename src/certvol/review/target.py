@@ -1,5 +1,7 @@
 """Read what a reviewer needs of a run's target images: their files and predictions."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +13,10 @@ from certvol.data.feature_files import is_feature_file
 from certvol.data.folders import printable, scan
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
-from certvol.predict.max_error import target_values
+from certvol.predict.random_sample import GIVEN, TRAINED, RandomSample, random_sample
+from certvol.predict.target_table import check_same_rows, target_values
 from certvol.report.records import Features, Record, read_record
-from certvol.review.sampling import Item, random_order, strata, useful_order
+from certvol.review.sampling import Item, useful_order
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import clean_path, row_of_path
@@ -62,23 +65,27 @@ class ReviewTarget:
         return trained_on(self.run)
 
     @cached_property
+    def sample(self) -> RandomSample:
+        """The random images, which judge the run."""
+        return random_sample(self.run, self.paths, self.certainty_N, self.seed)
+
+    @property
     def stratum_N(self) -> NDArray[np.int64]:
         """The stratum of each image; -1 for those that the run trained on, which judge nothing."""
-        judges_N = np.array([path not in self.trained for path in self.paths])
-        stratum_N = np.full(len(self.paths), -1, np.int64)
-        stratum_N[judges_N] = strata(self.certainty_N[judges_N])
-        return stratum_N
+        return self.sample.stratum_N
 
     def queue(self, labels: int) -> list[Item]:
-        """Return `labels` random images, then as many chosen ones; the same for every call."""
-        order = random_order(self.stratum_N, self.seed)
-        drawn = order[self.stratum_N[order] >= 0][:labels].tolist()
-        trained = np.flatnonzero(self.stratum_N < 0).tolist()
+        """Return `labels` random images, then as many chosen ones; the same for every call.
+
+        Images that the run was given answers about are not asked again.
+        """
+        drawn = self.sample.queue[:labels].tolist()
+        known = np.flatnonzero(np.isin(self.stratum_N, (TRAINED, GIVEN))).tolist()
         assert self.record.images is not None
         measures = self.record.images.measures
         uncertainty_N = measures.get("entropy", -measures["probability"])
         chosen = useful_order(
-            labels, uncertainty_N, self.predicted_N, self.features, drawn + trained, self.seed
+            labels, uncertainty_N, self.predicted_N, self.features, drawn + known, self.seed
         )
         return [Item(row, "random") for row in drawn] + [
             Item(row, "chosen") for row in chosen.tolist()
@@ -94,8 +101,9 @@ def open_target(run: str | Path) -> ReviewTarget:
         raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
     row_of_path(record.images.paths)  # labels need a path of its own for each image
     measure = record.certainty
-    values_N = target_values(folder.path, measure, "a review")
-    return ReviewTarget(folder, record, measure, certainty(measure, values_N))
+    table = target_values(folder.path, measure, "a review")
+    check_same_rows(folder.predictions, table.paths, record.images.paths)
+    return ReviewTarget(folder, record, measure, certainty(measure, table.values_N))
 
 
 def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | None]:
@@ -123,3 +131,14 @@ def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | N
             f"{printable(target.paths[0])}); give the folder that they lie in with --images FOLDER"
         )
     return files
+
+
+def newer_images(target: ReviewTarget, files: Sequence[str | None]) -> list[str]:
+    """Return which of these files were written after the run predicted its images."""
+    predicted = target.run.predictions.stat().st_mtime
+    found = []
+    for file in files:
+        with suppress(OSError):
+            if file is not None and Path(file).stat().st_mtime > predicted:
+                found.append(file)
+    return found

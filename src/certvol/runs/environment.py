@@ -1,5 +1,6 @@
 """Describe what a run was made with: versions, device, commit and command."""
 
+import json
 import platform
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from certvol.device import cpu_has_bf16
+from certvol.runs.folder import RunFolder
 
 PACKAGES = "certvol torch torchvision timm numpy Pillow safetensors scikit-learn".split()
 
@@ -56,3 +58,12 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "commit": _commit(),
         "command": sys.argv,
     }
+
+
+def target_fingerprint(run: RunFolder) -> str | None:
+    """Return what identifies the images of a run's target; None if an older run did not note it."""
+    try:
+        found = json.loads(run.environment.read_text(encoding="utf-8"))["target"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None

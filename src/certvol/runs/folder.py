@@ -119,6 +119,7 @@ class RunFolder:
         self.review = self.path / "review.csv"
         self.labels = self.path / "labels.csv"
         self.trained = self.path / "trained.csv"
+        self.drawn = self.path / "drawn.csv"
         self.guesses = self.path / "review.safetensors"
         self.features = self.path / "features.safetensors"
         self.checkpoints = Checkpoints(self.path / "checkpoint", writes)

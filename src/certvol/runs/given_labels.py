@@ -18,10 +18,21 @@ from certvol.data.target_prior import TargetPrior
 from certvol.errors import UserError
 from certvol.files import fingerprint_of, write_atomically
 from certvol.progress import Reporter
+from certvol.runs.environment import target_fingerprint
 from certvol.runs.folder import RunFolder
-from certvol.runs.review_labels import COLUMNS, Review, read_review, review_cells, row_of_path
-from certvol.runs.tables import csv_text, read_column
+from certvol.runs.review_labels import (
+    COLUMNS,
+    Review,
+    clean_path,
+    read_review,
+    review_cells,
+    row_of_path,
+)
+from certvol.runs.tables import csv_text
 from certvol.settings import Config
+
+Hashes = NDArray[np.uint8]
+TRAINED_COLUMNS = ("path", "image")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,30 +79,61 @@ def trains(review: Review) -> bool:
     return review.kind == "chosen" and review.answer != "unsure"
 
 
-def keep_trained(run: RunFolder, start: str | None) -> None:
+def keep_trained(run: RunFolder, start: str | None, paths: Sequence[str], images: Hashes) -> None:
     """Write RUN/trained.csv: the images that trained the run's model, or the one it starts from.
 
-    A run keeps it once it has begun, so it does not need the other run to resume.
+    A run keeps it once it has begun, so it does not need the other run to resume. `images` are the
+    hashes of the target images with these paths. By them the images of the other run are found: its
+    target may be another one with the same names, or the same one with new names.
     """
     if not run.writes or run.trained.exists():
         return
-    paths = trained_on(run) | (set() if start is None else trained_on(RunFolder(start)))
-    if paths:
-        data = csv_text(("path",), ([path] for path in sorted(paths)))
+    row_of = row_of_path(paths)
+    rows = {row_of[path] for path in trained_on(run) if path in row_of}
+    if start is not None:
+        hashes = [image.tobytes().hex() for image in images]
+        row_of_hash = {image: row for row, image in enumerate(hashes)}
+        for path, image in _read_trained(RunFolder(start)).items():
+            row = row_of.get(path)
+            if image and (row is None or hashes[row] != image):
+                row = row_of_hash.get(image)
+            if row is not None:
+                rows.add(row)
+    if rows:
+        cells = sorted((clean_path(paths[row]), images[row].tobytes().hex()) for row in rows)
+        data = csv_text(TRAINED_COLUMNS, cells)
         write_atomically(run.trained, data.encode("utf-8", "surrogateescape"))
 
 
 def trained_on(run: RunFolder) -> set[str]:
     """Return the paths of the target images whose answers trained the run's model."""
-    found: set[str] = set()
+    return set(_read_trained(run))
+
+
+def _read_trained(run: RunFolder) -> dict[str, str]:
+    """Return the hash of each image by its path; an empty one if it is not known."""
+    found: dict[str, str] = {}
     if run.labels.exists():
-        found |= {each.path for each in read_review(run.labels) if trains(each)}
+        found = {each.path: "" for each in read_review(run.labels) if trains(each)}
     if run.trained.exists():
         try:
-            found |= set(read_column(run.trained, "path"))
-        except (OSError, ValueError, KeyError, csv.Error) as error:
+            with run.trained.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+                rows = csv.DictReader(file)
+                found |= {clean_path(row["path"]): row.get("image") or "" for row in rows}
+        except (OSError, ValueError, KeyError, AttributeError, csv.Error) as error:
             raise UserError(f"the table {run.trained} is damaged: {error}") from None
     return found
+
+
+def check_same_target(labels: str, fingerprint: str) -> None:
+    """Refuse a run's labels if it was made from other images, which may have the same names."""
+    run = RunFolder(Path(labels).parent)
+    if run.holds_a_run and target_fingerprint(run) not in (None, fingerprint):
+        raise UserError(
+            f"the labels in {printable(labels)} are about other images: the target of "
+            f"{printable(str(run.path))} is another one, or some of its images changed. Give the "
+            "labels of this target, or add --accept-changes to match them by path"
+        )
 
 
 def read_given(
@@ -110,7 +152,8 @@ def read_given(
         return None
     place = run.labels if run.labels.exists() else Path(data.target_labels)
     shown = printable(str(place))
-    reviews = read_review(place, classes)
+    owner = RunFolder(place.parent)
+    reviews = read_review(place, classes, owner.holds_a_run and place.name == owner.review.name)
     image_of = row_of_path(paths)
     found = [each for each in reviews if each.path in image_of]
     if len(found) < len(reviews):

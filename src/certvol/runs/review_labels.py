@@ -46,11 +46,13 @@ class Review:
     answer: Answer = "class"
 
 
-def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[Review]:
+def read_review(
+    path: str | Path, classes: Sequence[str] | None = None, may_be_torn: bool = False
+) -> list[Review]:
     """Read the answers that count, in the order in which they were given.
 
-    With `classes`, an unknown label is a UserError. A torn last line, left by a killed process,
-    does not count.
+    With `classes`, an unknown label is a UserError. With `may_be_torn`, a faulty last line without
+    its end does not count: a killed process may have left it in RUN/review.csv.
     """
     shown = printable(str(path))
     try:
@@ -62,15 +64,20 @@ def read_review(path: str | Path, classes: Sequence[str] | None = None) -> list[
         raise UserError(f"cannot read {shown}: {reason_of(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{shown} is not UTF-8; save it as UTF-8") from None
-    return parse_review(text, shown, classes)
+    return parse_review(text, shown, classes, may_be_torn=may_be_torn)
 
 
 def parse_review(
-    text: str, shown: str, classes: Sequence[str] | None = None, may_be_open: bool = False
+    text: str,
+    shown: str,
+    classes: Sequence[str] | None = None,
+    may_be_open: bool = False,
+    may_be_torn: bool = False,
 ) -> list[Review]:
     """Parse the content of a review file; `shown` names it in errors.
 
-    With `may_be_open`, rows that are not filled in yet are left out.
+    With `may_be_open`, rows that are not filled in yet are left out. With `may_be_torn`, so is a
+    faulty last line without its end.
     """
     names = None if classes is None else {label_cell(name): name for name in classes}
     try:
@@ -80,7 +87,7 @@ def parse_review(
         raise UserError(f"{shown} is not a table of reviewed images: {found}") from None
     if not {"path", "label"} <= set(header) or len(set(header)) < len(header):
         raise UserError(f"{shown} should have the columns path,label, found {','.join(header)}")
-    torn = not text.endswith(("\n", "\r"))
+    torn = may_be_torn and not text.endswith(("\n", "\r"))
     found_by_path: dict[str, Review] = {}
     for number, row in enumerate(rows, start=2):
         where = f"row {number} of {shown}"
@@ -100,6 +107,11 @@ def parse_review(
         if review is not None:
             found_by_path[place] = review
     return list(found_by_path.values())
+
+
+def has_column(text: str, name: str) -> bool:
+    """Return whether a table that `parse_review` has read has this column."""
+    return name in next(filter(None, csv.reader(io.StringIO(text, newline=""))))
 
 
 def clean_path(cell: str) -> str:

@@ -11,25 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from certvol.data.cells import label_cell as label_cell
+from certvol.data.cells import path_cell as path_cell
 from certvol.errors import RunFailed
 from certvol.files import write_atomically
-
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-
-
-def path_cell(path: str) -> str:
-    """Return a cell that no spreadsheet runs as a formula; with `./` the path stays valid."""
-    return _cell(path, "./")
-
-
-def label_cell(label: str) -> str:
-    """Return a cell that no spreadsheet runs as a formula."""
-    return _cell(label, "'")
-
-
-def _cell(name: str, mark: str) -> str:
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return mark + text if text.startswith(FORMULA_SIGNS) else text
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -20,6 +20,7 @@ Values = NDArray[np.floating]
 
 CONFIDENCE = 0.95
 CANDIDATES = 20  # thresholds that `risk_threshold` tests
+FIRST_LOOK = 50  # labels
 FIRST_ERRORS = 3  # errors that the strictest threshold should allow
 MOST_LABELS = 10**7  # if more labels would be needed, report that none are enough
 PSEUDO = 2.0  # labels with the overall rate that are added to those of each stratum
@@ -75,9 +76,12 @@ def lower_bound(successes: float, trials: float, confidence: float = CONFIDENCE)
 
 
 def stratified(
-    right_H: Counts, drawn_H: Counts, size_H: Counts, confidence: float = CONFIDENCE
+    right_H: Counts, drawn_H: Counts, size_H: Counts, is_finite: bool = True
 ) -> Interval:
     """Estimate the share of all images from the random images drawn in each stratum.
+
+    With `is_finite`, it is the share of the images themselves, a multiple of 1 / N, and images with
+    a label are certain. Without, it is that of new images, of which the strata have these shares.
 
     The interval is Clopper and Pearson's for the effective number of labels, as Korn and Graubard
     (1998) do it: the number that a simple random sample would need for the same variance. A
@@ -90,13 +94,18 @@ def stratified(
         return Interval(math.nan, 0.0, 1.0)
     weight_H, rate_H = size_H / size_H.sum(), right_H / drawn_H
     share = min(1.0, float(weight_H @ rate_H))
-    effective = _effective(right_H, drawn_H, size_H)
+    effective = _effective(right_H, drawn_H, size_H, is_finite)
     if math.isinf(effective):  # every image has a label
         return Interval(share, share, share)
-    _, low, high = clopper_pearson(share * effective, effective, confidence)
+    _, low, high = clopper_pearson(share * effective, effective)
     # That interval is for shares in steps of 1 / effective; labels come in larger ones.
     step = max(0.0, 1 / drawn_H.sum() - 1 / effective) / 2
-    return Interval(share, max(0.0, low - step), min(1.0, high + step))
+    low, high = low - step, high + step
+    if is_finite:
+        images = int(size_H.sum())
+        low = math.floor(low * images + 1e-9) / images
+        high = math.ceil(high * images - 1e-9) / images
+    return Interval(share, max(0.0, low), min(1.0, high))
 
 
 def _joined(right_H: Counts, drawn_H: Counts, size_H: Counts) -> tuple[Counts, Counts, Counts]:
@@ -112,11 +121,11 @@ def _joined(right_H: Counts, drawn_H: Counts, size_H: Counts) -> tuple[Counts, C
     return right, drawn, size
 
 
-def _effective(right_H: Counts, drawn_H: Counts, size_H: Counts) -> float:
+def _effective(right_H: Counts, drawn_H: Counts, size_H: Counts, is_finite: bool = True) -> float:
     overall = (right_H.sum() + 1) / (drawn_H.sum() + 2)
     rate_H = (right_H + PSEUDO * overall) / (drawn_H + PSEUDO)
     weight_H = size_H / size_H.sum()
-    left_H = 1 - drawn_H / size_H  # a finite population: an image with a label is certain
+    left_H = 1 - is_finite * drawn_H / size_H  # an image with a label is certain
     variance = float(np.sum(weight_H**2 * left_H * rate_H * (1 - rate_H) / drawn_H))
     mean = float(weight_H @ rate_H)
     return mean * (1 - mean) / variance if variance > 0 else math.inf
@@ -162,6 +171,30 @@ def _least(enough: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def last_look(labels: int, images: int) -> int:
+    """Return how many of the labels a threshold may use: 50, 100, 200, ..., or all images.
+
+    `risk_threshold` holds its confidence at a few fixed numbers of labels, even if a person stops
+    at the first that gives a threshold, but not if it is computed after every label.
+    """
+    if labels >= images:
+        return images
+    look = FIRST_LOOK
+    while 2 * look <= labels:
+        look *= 2
+    return look if look <= labels else 0
+
+
+def next_look(labels: int, images: int) -> int:
+    """Return the least number that `last_look` allows and that is not below `labels`."""
+    if labels > images:
+        return labels
+    look = FIRST_LOOK
+    while look < labels:
+        look *= 2
+    return min(look, images)
 
 
 def risk_threshold(

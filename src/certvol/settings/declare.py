@@ -45,23 +45,13 @@ class Range:
         return ", ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
 
 
-def setting(
-    default: Any,
-    *,
-    help: str,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    affects_result: bool = True,
-) -> Any:
-    """Declare a field of a settings dataclass.
+def setting(default: Any, *, help: str, affects_result: bool = True, **limits: float) -> Any:
+    """Declare a field of a settings dataclass; `limits` are those of a `Range`.
 
     `affects_result` is False for places (what lies there is compared itself), speed, and what is
     written besides the results: two runs that differ only in these are the same experiment.
     """
-    limits = Range(above, at_least, below, at_most)
-    metadata = {"help": help, "range": limits, "affects_result": affects_result}
+    metadata = {"help": help, "range": Range(**limits), "affects_result": affects_result}
     return field(default=default, metadata=metadata)
 
 

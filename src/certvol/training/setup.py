@@ -14,6 +14,7 @@ from torch import nn
 from certvol import methods
 from certvol.data.augment import cache_size
 from certvol.data.batches import LEAST_TO_HOLD_OUT, hold_out
+from certvol.data.cells import check_classes
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
 from certvol.data.feature_files import (
     SourceFeatures,
@@ -43,7 +44,7 @@ from certvol.randomness import torch_generator
 from certvol.runs.checkpoint import read_tensors, write_tensors
 from certvol.runs.continued import check_source, start_weights
 from certvol.runs.folder import RunFolder
-from certvol.runs.given_labels import keep_trained, read_given
+from certvol.runs.given_labels import read_given
 from certvol.runs.kept_warnings import KeptWarnings
 from certvol.runs.tensorboard import TensorBoard
 from certvol.scores.validators import VALIDATORS
@@ -108,6 +109,7 @@ class Job:
         inputs = self.inputs
         self.source, self.target, self.info = inputs.source, inputs.target, inputs.info
         classes = len(self.source.classes)
+        check_classes(self.source.classes)
         self.prior = read_prior(config.data, self.source.classes, self.source.labels)
         self.origins = read_shares(config.training.source_shares, self.source.origins)
         paths, names = self.target.paths, self.source.classes
@@ -197,9 +199,7 @@ class Job:
             fingerprints["prior"] = self.prior.fingerprint
         reviewed = None if self.given is None else self.given.training
         if self.given is not None:
-            self.given.keep(self.run)
             fingerprints["labels"] = self.given.fingerprint
-        keep_trained(self.run, config.model.start)
         if reviewed is not None:
             known, none = len(reviewed.images_R), len(reviewed.none_U)
             rest = f"; {none} show none of the classes and are left out" if none else ""

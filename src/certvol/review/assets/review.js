@@ -115,6 +115,12 @@ function showFigures() {
   showShare("accuracy", found.accuracy, "no random image has a label yet");
   $("before").hidden = !found.before;
   if (found.before) showShare("before", found.before, "");
+  if (found.accuracy && found.bounds) {
+    const [low, high] = found.bounds.map(percent);
+    $("accuracy").querySelector(".words").textContent += ` (${found.unsure} not sure left out; between ${low} and ${high} of all)`;
+  }
+  $("about").textContent = found.sentences.about;
+  $("about").hidden = !found.sentences.about;
   const rule = found.threshold;
   const limit = `if at most ${percent(found.max_error)} may be wrong`;
   if (rule.threshold !== null) put("threshold", percent(rule.coverage), `of all images ${limit}`);
