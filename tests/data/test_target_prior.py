@@ -67,6 +67,7 @@ def test_named_classes_rule_the_others_out() -> None:
         (["cat,nan"], "the share of `cat` must be a number, 0 or more"),
         (["cat,many"], "the share of `cat` must be a number, 0 or more"),
         (["cat"], "the share of `cat` must be a number, 0 or more"),
+        (["cat,1,5", "dog,2,5"], "line 2 has more cells than the first line"),
         (["cat,0"], "no class a share above 0"),
         ([], "no class a share above 0"),
     ],

@@ -212,6 +212,15 @@ def test_a_file_as_rejected_dir_is_refused_before_any_work(
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208
 
 
+def test_the_list_of_rejected_images_does_not_replace_the_predictions(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", str(root / "run"), str(root / "target"), "--coverage", "0.5"]
+    words += ["--rejected-dir", str(tmp_path / "look"), "--out", str(tmp_path / "look/index.csv")]
+    assert "is the list of rejected images" in refused(capsys, *words)
+    assert not (tmp_path / "look").exists()
+
+
 def test_the_folder_of_rejected_images_may_not_lie_among_the_inputs(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     with pytest.raises(UserError, match="lies inside"):

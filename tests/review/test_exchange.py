@@ -183,6 +183,30 @@ def test_mistakes_on_the_command_line_are_named(
     assert "holds no run" in refused(capsys, "review", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "separator", "encoding"),
+    [
+        ("semicolons.csv", ";", "utf-8"),
+        ("tabs.csv", "\t", "utf-8"),
+        ("utf16.csv", ",", "utf-16"),
+        ("torn.json", ",", "utf-8"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_not_replaced(
+    target: ReviewTarget, tmp_path: Path, name: str, separator: str, encoding: str
+) -> None:
+    """A spreadsheet may save labels with other separators or in another encoding."""
+    place, items = tmp_path / name, target.queue(2)
+    lines = ["path,label,answer,kind", "0.png,apple,,random", ""]
+    place.write_text("\n".join(lines).replace(",", separator), encoding)
+    before = place.read_bytes()
+    with pytest.raises(UserError, match="may hold labels"):
+        export(target, items, place)
+    assert place.read_bytes() == before
+    place.write_text("")
+    assert export(target, items, place)[0] == place
+
+
 def test_only_tasks_without_answers_are_replaced(target: ReviewTarget, tmp_path: Path) -> None:
     place, items = tmp_path / "tasks.json", target.queue(2)
     export(target, items, place)

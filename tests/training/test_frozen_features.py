@@ -287,6 +287,26 @@ def test_images_are_refused_by_a_model_of_features(
         assert "not images" in capsys.readouterr().err
 
 
+def test_features_of_another_backbone_are_refused(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may have as many dimensions, and predictions from them would be arbitrary."""
+    run = str(certvol.adapt(*files, out=tmp_path / "run", **tiny_head(training__cycles=1)).path)
+    with np.load(files[0]) as file:
+        arrays = {name: file[name] for name in file.files}
+    new, out = str(tmp_path / "new.npz"), str(tmp_path / "p.csv")
+    commands = (
+        ["predict", run, new, "--out", out],
+        ["predict", run, new, "--out", out, "--use", "pretrained"],
+        ["evaluate", run, "--data", new],
+    )
+    for about, code in (("another backbone", 2), ("", 0)):
+        np.savez(new, **{**arrays, "about": np.array(about)})
+        for command in commands:
+            assert cli.run([*command, "--device", "cpu"]) == code
+            assert ("made by another backbone" in capsys.readouterr().err) == (code == 2)
+
+
 def test_rejected_rows_of_features_cannot_be_collected(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,7 +168,14 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ())[:2] != COLUMNS:
                 raise UserError(f"{where} should begin with the line `class,share`")
-            rows = [(row["class"] or "", row["share"] or "") for row in reader]
+            rows = []
+            for row in reader:
+                if None in row:  # a decimal comma would cut 1,5 off to 1
+                    raise UserError(
+                        f"{where}: line {reader.line_num} has more cells than the first line; "
+                        "write shares with a decimal point, and names with commas in quotes"
+                    )
+                rows.append((row["class"] or "", row["share"] or ""))
     except FileNotFoundError:
         raise UserError(
             f"there is no file {printable(str(path))}; `data.target_prior` is "

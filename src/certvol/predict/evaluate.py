@@ -181,7 +181,7 @@ def _explain_others(known: KnownPart, classes: list[str]) -> str:
 def _open(place: str | Path, model: Model, reporter: Reporter) -> TargetData:
     if is_feature_file(place):
         features = open_target_features(place)
-        model.check_features(features.dim, str(place))
+        model.check_features(features.dim, str(place), features.about)
         return features
     model.check_images()
     images = open_target(str(place), model.pixels_size, model.config.data, reporter)

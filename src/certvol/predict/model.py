@@ -94,6 +94,8 @@ class Model:
         """Predicting sets the network's current domain: only one thread may predict at a time."""
         self.run: Path | None = None
         """The run whose delivered model this is; None for its pretrained model."""
+        self.features_about = ""
+        """What made the files of features that the run was trained on; empty if not known."""
 
     def __repr__(self) -> str:
         words = [f"{self.config.method_name} on {self.info.name}", f"{len(self.classes)} classes"]
@@ -165,8 +167,8 @@ class Model:
         outputs.refuse_faulty(None)
         return outputs.at_temperature(self.temperature)
 
-    def check_features(self, dim: int, what: str) -> None:
-        """Refuse features that this model cannot take."""
+    def check_features(self, dim: int, what: str, about: str = "") -> None:
+        """Refuse features that this model cannot take; `about` says what made them."""
         if self.config.model.train != "head":
             raise UserError(
                 f"{what} holds features, but the run trained its backbone (`model.train "
@@ -175,6 +177,12 @@ class Model:
         if dim != self.info.dim:
             raise UserError(
                 f"the features of {what} have {dim} dimensions; the model takes {self.info.dim}"
+            )
+        if about and self.features_about and about != self.features_about:
+            raise UserError(
+                f"the features of {what} were made by {printable(about)}, those of the run by "
+                f"{printable(self.features_about)}; extract them with the same backbone, weights "
+                "and image size"
             )
 
     def check_images(self) -> None:
@@ -320,6 +328,7 @@ def load(run: str | Path, device: str = "auto", which: Which = "delivered") -> M
     place = pick_device(device)
     model = Model(method.to(place).eval(), classes, config, place, temperature)
     model.run = folder.path if which == "delivered" else None
+    model.features_about = str(about.get("features", ""))
     return model
 
 

@@ -86,6 +86,11 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
         threshold = rule.threshold
     folder = None if options.rejected_dir is None else Path(options.rejected_dir)
     if folder is not None:
+        if Path(options.out).resolve() == (folder / reject.INDEX).resolve():
+            raise UserError(
+                f"--out {printable(options.out)} is the list of rejected images that "
+                "--rejected-dir writes; give another file"
+            )
         reject.check_folder(folder, options.images)
     found = Predicted()
     read = _feature_batches if has_features else _image_batches
@@ -171,7 +176,7 @@ def _feature_batches(
     reporter.start("predicting", len(files))
     for file in files:
         features = open_target_features(file)
-        model.check_features(features.dim, file)
+        model.check_features(features.dim, file, features.about)
         found.paths += features.paths
         for start in range(0, len(features.rows), PREDICT_BATCH):
             rows = features.rows[start : start + PREDICT_BATCH]

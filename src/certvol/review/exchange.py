@@ -49,22 +49,34 @@ def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list
 
 
 def _check_unanswered(place: Path) -> None:
-    """Refuse to replace a table or tasks that somebody has filled in."""
+    """Refuse to replace a file that may hold somebody's labels.
+
+    A spreadsheet may have saved them with semicolons or in another encoding, so a file that cannot
+    be read as a list of images is not replaced either.
+    """
+    shown = printable(str(place))
     try:
-        text = place.read_text("utf-8-sig") if place.is_file() else ""
-        if place.suffix.lower() == ".csv":
-            rows = csv.DictReader(io.StringIO(text, newline=""))
-            answered = any(row.get("label") or row.get("answer") for row in rows)
-        else:
-            tasks = json.loads(text or "[]")
-            answered = any(task.get("annotations") or task.get("label") for task in tasks)
+        answered = place.is_file() and _is_answered(place)
     except (OSError, ValueError, AttributeError, TypeError, RecursionError, csv.Error):
-        return  # another kind of file
-    if answered:
         raise UserError(
-            f"{printable(str(place))} holds labels; read them with --import, or export to a new "
-            "file"
-        )
+            f"{shown} exists and may hold labels, because it is not a list of images that "
+            "--export wrote; export to a new file"
+        ) from None
+    if answered:
+        raise UserError(f"{shown} holds labels; read them with --import, or export to a new file")
+
+
+def _is_answered(place: Path) -> bool:
+    """Return whether a list of images to label has labels; ValueError if it is no such list."""
+    text = place.read_text("utf-8-sig")
+    if not text.strip():
+        return False
+    if place.suffix.lower() == ".csv":
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+        if not {"path", "label"} <= set(rows.fieldnames or ()):
+            raise ValueError("a table with other columns")
+        return any(row["label"] or row.get("answer") for row in rows)
+    return any(task.get("annotations") or task.get("label") for task in json.loads(text))
 
 
 def _task(target: ReviewTarget, item: Item) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def _write_all(file: FileIO, data: bytes, before: int) -> None:
 def opened(run: RunFolder, classes: Sequence[str]) -> Iterator[LabelsFile]:
     """Open RUN/review.csv for writing; refuse if another process does."""
     refusal = (
-        f"another process is reviewing the run {printable(str(run.path))}; wait for it, or label "
-        "with --export and --import instead"
+        f"another process is reviewing the run {printable(str(run.path))}; end it first, such as "
+        "an open page with Ctrl-C"
     )
     with held_alone(run.path / "review.lock", refusal):
         yield LabelsFile(run.review, classes)
