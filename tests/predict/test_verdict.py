@@ -102,6 +102,16 @@ def test_each_sign_of_trouble_has_its_word_and_its_reason(
     assert reason in found["reasons"]
 
 
+def test_predictions_of_one_class_are_named_first_unless_no_other_is_possible() -> None:
+    one_N = np.where(np.arange(200) < 4, LABELS_N, 2)
+    found = make_verdict(_evidence(before_NC=_sure(one_N), after_NC=_sure(one_N)), CLASSES)
+    assert found["line"].startswith("look first: 98 % of the predictions are cat; if the target")
+    only_NC = np.zeros((200, 4), np.float32)
+    only_NC[:, 2] = 1
+    found = make_verdict(_evidence(before_NC=only_NC, after_NC=only_NC), CLASSES)
+    assert "of the predictions are cat" not in found["line"]
+
+
 def test_the_most_serious_reason_comes_first() -> None:
     changed = {
         "after_SC": _sure(_with_errors(LABELS_S, 40)),

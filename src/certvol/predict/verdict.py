@@ -41,6 +41,7 @@ GOOD_ENOUGH, TOO_POOR = 0.8, 0.5  # estimated target accuracy
 USUAL_ERROR = 0.11  # of the estimate, see docs/results/verdict.md
 MANY_CHANGED = 0.3  # of the predictions
 SPREADING = 1.3  # times as many classes in use as before
+FEW_CLASSES, ALMOST_ONE_CLASS = 0.25, 1.2  # share of the classes in use; effective number
 HANDFUL = 30  # target images
 LOST_SOURCE = 0.75  # of the pretrained model's accuracy on held-out source images
 NAMED_CLASSES = 3
@@ -52,6 +53,8 @@ class Facts:
 
     images: int
     num_classes: int
+    possible_classes: int
+    """Classes that the target prior allows."""
     held_out: int
     source_before: float | None
     source_after: float | None
@@ -87,6 +90,7 @@ def facts_of(evidence: Evidence, judged: Judged | None = None) -> Facts:
     return Facts(
         images=len(after_N),
         num_classes=evidence.num_classes,
+        possible_classes=int((evidence.after_NC > 0).any(axis=0).sum()),
         held_out=len(evidence.labels_S),
         source_before=source_accuracy(evidence.before_SC),
         source_after=source_accuracy(evidence.after_SC),
@@ -117,6 +121,9 @@ def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
     if before is not None and after is not None and after < LOST_SOURCE * before:
         fall = f"{percent(before, 0)} % to {percent(after, 0)} %"
         found.append((bad, f"accuracy on held-out source images fell from {fall}"))
+    few = max(FEW_CLASSES * facts.possible_classes, ALMOST_ONE_CLASS)
+    if facts.possible_classes > 1 and facts.in_use_after < few:
+        found.append((look, _few_classes(facts, classes)))
     share = f"an estimated {percent(facts.accuracy, 0)} % of the predictions are correct"
     if facts.accuracy < TOO_POOR:
         found.append((bad, share))
@@ -137,6 +144,16 @@ def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
     if not found:
         found.append((WORDS[0], share))
     return sorted(found, key=lambda each: -WORDS.index(each[0]))
+
+
+def _few_classes(facts: Facts, classes: Sequence[str]) -> str:
+    """Name the class that most images fall into; the estimate cannot notice such a collapse."""
+    most = int(np.argmax(facts.counts_after))
+    share = percent(facts.counts_after[most] / max(1, facts.images), 0)
+    return (
+        f"{share} % of the predictions are {printable(classes[most])}; if the target has more "
+        "classes, do not use the model"
+    )
 
 
 def _too_few_held_out(images: int) -> str:
