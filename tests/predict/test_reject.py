@@ -67,9 +67,10 @@ def test_a_chosen_measure_is_a_column(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "auto"])
-def test_the_usual_measure_is_the_largest_probability(name: str | None) -> None:
-    for has_sigma in (True, False):
-        assert rejection.choose_measure(name, has_sigma) == "probability"
+def test_the_usual_measure_depends_on_the_backbone(name: str | None) -> None:
+    assert rejection.choose_measure(name, True, True) == "sigma"
+    for has_sigma, frozen in ((True, False), (False, True), (False, False)):
+        assert rejection.choose_measure(name, has_sigma, frozen) == "probability"
 
 
 def test_a_method_without_sigma_rejects_by_probability(

@@ -196,7 +196,7 @@ def test_a_point_of_the_layout_shows_its_image(browser: Browser, tmp_path: Path)
     browser.key("ArrowRight")
     assert browser.one("#tip", "e.hidden") is False
     assert browser.count("#tip .frame > i") == 1
-    assert "probability" in browser.text("#point-live")
+    assert "sigma" in browser.text("#point-live")
     for value in ("truth", "right", "certainty"):
         browser.choose("#colour", value)
     browser.run("document.activeElement.blur()")

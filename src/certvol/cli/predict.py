@@ -24,8 +24,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     least = "reject images below X in the measure's own units (entropy, mcd_sigma: above X)"
     parser.add_argument("--min-certainty", type=float, metavar="X", help=least)
     measure = (
-        "measure of certainty: auto (the default: probability), sigma, probability, entropy, "
-        "logit (the largest), logit_diff (the two largest), mcd_mu or mcd_sigma (MC-dropout)"
+        "measure of certainty: auto (the default: sigma if the backbone is frozen, else "
+        "probability), sigma, probability, entropy, logit (the largest), logit_diff (the two "
+        "largest), mcd_mu or mcd_sigma (MC-dropout)"
     )
     parser.add_argument("--measure", metavar="NAME", help=measure)
     use = "model to predict with: the one the run delivered, or the one before adaptation"

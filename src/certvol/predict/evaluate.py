@@ -34,7 +34,7 @@ from certvol.predict import measures as measuring
 from certvol.predict.forward import domain_at_start, run_batches
 from certvol.predict.model import PREDICT_BATCH, Model, load
 from certvol.progress import Reporter, Silent
-from certvol.scores.uncertainty import USUAL_MEASURE
+from certvol.scores.uncertainty import usual_measure
 
 TargetData = TargetImages | TargetFeatures
 
@@ -129,9 +129,10 @@ def evaluate(
         "adapted": measuring.accuracy_figures(outputs.labels_N, true_N, classes),
         **measuring.certainty_figures(outputs, classes, true_N, figures),
     }
+    usual = usual_measure(model.has_sigma, model.frozen)
     right = int((outputs.labels_N == true_N).sum())
     wrong = len(true_N) - right
-    found["recommended"] = measuring.recommended(found["auroc"], right, wrong, USUAL_MEASURE)
+    found["recommended"] = measuring.recommended(found["auroc"], right, wrong, usual)
     if known.others:
         found["other_classes"] = dict(known.others)
     if left_out:
@@ -143,9 +144,7 @@ def evaluate(
         foreign.refuse_faulty(others.paths)
         foreign = foreign.at_temperature(model.temperature)
         separation = measuring.open_set_figures(outputs, foreign)
-        best = measuring.recommended(
-            separation["auroc"], len(true_N), separation["images"], USUAL_MEASURE
-        )
+        best = measuring.recommended(separation["auroc"], len(true_N), separation["images"], usual)
         found["unknown"] = {"data": str(unknown), **separation, "recommended": best}
     return found
 

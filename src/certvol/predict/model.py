@@ -114,6 +114,11 @@ class Model:
                 is not None
             )
 
+    @property
+    def frozen(self) -> bool:
+        """Whether the backbone was frozen."""
+        return self.config.model.train == "head"
+
     def predict(self, images: Any, batch_size: int = PREDICT_BATCH) -> Prediction:
         """Predict labels, probabilities and sigma.
 
@@ -142,7 +147,9 @@ class Model:
         check_options(coverage, None, None, max_error)
         if self.run is None:
             raise UserError("thresholds need the delivered model of a run: certvol.load(RUN)")
-        return choose_rule(self.run, choose_measure(measure, self.has_sigma), coverage, max_error)
+        return choose_rule(
+            self.run, choose_measure(measure, self.has_sigma, self.frozen), coverage, max_error
+        )
 
     def _outputs(self, images: list[Any] | Tensor, batch_size: int) -> Outputs:
         if len(images) == 0:

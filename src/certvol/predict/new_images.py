@@ -78,7 +78,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
             "the pretrained model's; give --min-certainty instead"
         )
     model = load(options.run, options.device, options.which)
-    chosen = reject.choose_measure(options.measure, model.has_sigma)
+    chosen = reject.choose_measure(options.measure, model.has_sigma, model.frozen)
     threshold = options.min_certainty
     rule = None
     if sets_rule:

@@ -28,7 +28,7 @@ from certvol.runs.drawn import Drawn, Stratum, read_drawn
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, row_of_path
-from certvol.scores.uncertainty import USUAL_MEASURE
+from certvol.scores.uncertainty import usual_measure
 from certvol.settings import read_settings_file
 
 Indices = NDArray[np.int64]
@@ -136,9 +136,11 @@ def random_sample(
 def sample_of(run: RunFolder) -> RandomSample:
     """Read the random order of a complete run."""
     settings = read_settings_file(run.config)
-    table = target_values(run.path, USUAL_MEASURE, "the random order")
+    has_sigma = all(column(run.predictions, "sigma"))
+    measure = usual_measure(has_sigma, settings.get("model.train") == "head")
+    table = target_values(run.path, measure, "the random order")
     seed = settings.get("training.seed")
-    certainty_N = certainty(USUAL_MEASURE, table.values_N)
+    certainty_N = certainty(measure, table.values_N)
     return random_sample(run, table.paths, certainty_N, seed if isinstance(seed, int) else 0)
 
 

@@ -23,7 +23,7 @@ from certvol.predict.measures import threshold_at
 from certvol.predict.target_table import target_values
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import csv_text, label_cell, path_cell, write_text
-from certvol.scores.uncertainty import LABEL_FREE, MEASURES, USUAL_MEASURE
+from certvol.scores.uncertainty import LABEL_FREE, MEASURES, usual_measure
 from certvol.settings import nearest
 
 LONGEST_NAME = 100
@@ -53,10 +53,10 @@ def check_options(
         )
 
 
-def choose_measure(name: str | None, has_sigma: bool) -> str:
-    """Return the named measure; for None or `auto` the usual one."""
+def choose_measure(name: str | None, has_sigma: bool, frozen: bool) -> str:
+    """Return the named measure; for None or `auto` the usual one, given the run's backbone."""
     if name is None or name == AUTO:
-        return USUAL_MEASURE
+        return usual_measure(has_sigma, frozen)
     if name not in LABEL_FREE:
         hint = nearest(name, [AUTO, *LABEL_FREE])
         raise UserError(

@@ -33,7 +33,8 @@ def _risk_coverage(runs: Runs) -> Lines:
             for i, (name, record) in enumerate(runs.items())
         ],
         "If you accept only the most certain images, this share of them is wrong. The "
-        "measure in brackets ranks the images.",
+        "measure in brackets ranks the images: sigma behind a frozen backbone, else the largest "
+        "probability.",
     )
 
 

@@ -90,7 +90,8 @@ class Record:
     @property
     def certainty(self) -> str:
         """The measure that orders the images."""
-        return uncertainty.USUAL_MEASURE
+        has_sigma = self.images is not None and "sigma" in self.images.measures
+        return uncertainty.usual_measure(has_sigma, self.settings.get("model.train") == "head")
 
 
 def read_record(path: str | Path) -> Record:

@@ -54,8 +54,13 @@ FROM_LOGITS = tuple(name for name, measure in MEASURES.items() if measure.from_l
 LABEL_FREE = tuple(name for name, measure in MEASURES.items() if not measure.needs_labels)
 
 
-USUAL_MEASURE = "probability"
-"""`--measure auto`: it finds errors best in our measurements (`docs/results/verdict.md`)."""
+def usual_measure(has_sigma: bool, frozen: bool) -> str:
+    """Return the measure that finds errors best in our measurements: `--measure auto`.
+
+    Sigma does so behind a `frozen` backbone, and the largest probability in a network that was
+    trained as a whole, where sigma may be worse than chance (`docs/results/verdict.md`).
+    """
+    return "sigma" if has_sigma and frozen else "probability"
 
 
 def logit_measures(logits_NC: Tensor, labels_N: Tensor | None = None) -> dict[str, Tensor]:
