@@ -12,6 +12,8 @@ from certvol.runs.folder import RunFolder
 from certvol.settings import SECTIONS, settings_of
 
 pytest.importorskip("mkdocs")
+from mkdocs.exceptions import PluginError
+
 import site_hook
 
 # Their settings are the paper's own, or their defaults are the published ones.
@@ -66,18 +68,16 @@ def test_prose_cannot_become_markup_but_code_stays() -> None:
     assert r"\|" in site_reference.table(["x"], [["a|b"]])
 
 
-def test_the_navigation_drops_absent_pages_and_takes_in_new_ones() -> None:
-    nav = [
-        {"Home": "index.md"},
-        {"Guides": [{"A": "a.md"}, {"B": "absent.md"}]},
-        {"Results": [{"S": "results.md"}]},
-    ]
+def test_the_navigation_takes_in_new_pages_and_refuses_absent_ones() -> None:
+    nav = [{"Home": "index.md"}, {"Guides": [{"A": "a.md"}]}, {"Results": [{"S": "results.md"}]}]
     found = site_hook.complete(nav, {"index.md", "a.md", "results.md", "new.md", "results/new.md"})
     assert found == [
         {"Home": "index.md"},
         {"Guides": [{"A": "a.md"}, "new.md"]},
         {"Results": [{"S": "results.md"}, "results/new.md"]},
     ]
+    with pytest.raises(PluginError, match=r"names a\.md, which does not exist"):
+        site_hook.complete(nav, {"index.md", "results.md"})
 
 
 @pytest.mark.parametrize(

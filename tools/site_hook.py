@@ -1,17 +1,20 @@
 """Complete the documentation site while MkDocs builds it.
 
 The hook adds pages that are generated (reference, examples, and files of the repository's root such
-as CONTRIBUTING.md), leaves out entries of the navigation whose page does not exist, adds pages that
-the navigation does not name, and points links to files of the repository at their page.
+as CONTRIBUTING.md), adds pages that the navigation does not name, and points links to files of the
+repository at their page. A page that the navigation names and that does not exist is an error.
 """
 
+import copy
 import os
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -56,21 +59,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def complete(nav: list[Any], existing: set[str]) -> list[Any]:
-    """Leave out entries without a page, and add pages without an entry."""
-    named: set[str] = set()
-
-    def kept(entries: list[Any]) -> list[Any]:
-        found: list[Any] = []
-        for entry in entries:
-            title, value = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
-            if isinstance(value, list):
-                found.append({title: kept(value)})
-            elif value in existing:
-                named.add(value)
-                found.append(entry)
-        return found
-
-    done = kept(nav)
+    """Add the pages that the navigation lacks; PluginError if it names one that does not exist."""
+    named = set(named_pages(nav))
+    if absent := sorted(named - existing):
+        raise PluginError(
+            f"mkdocs.yml names {', '.join(absent)}, which does not exist; add the page to docs/, "
+            "or remove it from `nav`"
+        )
+    done = copy.deepcopy(nav)
     for page in sorted(existing - named):
         if page.startswith(UNNAMED):
             continue
@@ -78,6 +74,15 @@ def complete(nav: list[Any], existing: set[str]) -> list[Any]:
         section = next(entry[part] for entry in done if part in entry)
         section.append(page)
     return done
+
+
+def named_pages(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        if isinstance(value, list):
+            yield from named_pages(value)
+        elif not re.match(r"[a-z]+:", value):
+            yield value
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
