@@ -48,6 +48,7 @@ RUN_FILES = {
     "`chosen` trained it",
     "trained": "the target images whose labels trained the model, or one that it continues from: "
     "they never judge it",
+    "drawn": "the stratum that each given random label was drawn from, which weights the estimate",
     "guesses": "what both models think of the images to label, so that the page opens at once",
     "features": "features of at most 2,000 target images, for the report's map",
     "report": "the report: one page that needs no other file and no network",

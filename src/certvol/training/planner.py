@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from certvol.data.batches import (
     CyclePlan,
@@ -22,7 +24,7 @@ from certvol.data.batches import (
     plan_weighted_cycle,
 )
 from certvol.data.sources import Origins
-from certvol.data.target_prior import TargetPrior
+from certvol.data.target_prior import Shares, TargetPrior
 from certvol.methods._base import AdaptationMethod
 from certvol.randomness import numpy_generator
 from certvol.settings import TrainingConfig
@@ -195,3 +197,59 @@ class Planner:
         size = self.settings.batch_size
         labels_S = self.source.labels
         return plan_plain_cycle(self.whole_pool, labels_S, target_SN, labels_N, size, rng)
+
+
+@dataclass(frozen=True, eq=False)
+class PriorShift:
+    """Shifts a method's decisions towards the target prior; nothing if the prior says nothing.
+
+    Pretraining, adaptation and a fit in closed form may see the source's classes in different
+    shares. The shift of each phase's model divides by its own, and is saved with its weights.
+    """
+
+    method: AdaptationMethod
+    prior: TargetPrior
+    planner: Planner
+    device: torch.device
+
+    def for_start(self, continued: bool) -> None:
+        """Set the shift of the model before adaptation.
+
+        A `continued` run starts from the end of another run's adaptation.
+        """
+        shares_C = self.prior.shares_C
+        if shares_C is not None:
+            self.method.target_shares_C = torch.from_numpy(shares_C).float().to(self.device)
+        self._divide_by(self._adapted_C if continued else self.planner.trained_shares_C)
+
+    def for_adaptation(self) -> None:
+        """Set the shift of the model that adaptation trains."""
+        self._divide_by(self._adapted_C)
+
+    def for_fit(self, labels_S: Tensor) -> None:
+        """Set the shift of a method in closed form that is fitted to rows of these labels."""
+        if self.method.keeps_source_shares:
+            counts_C = np.bincount(labels_S.numpy(), minlength=self.planner.num_classes)
+            self._divide_by(counts_C / counts_C.sum())
+
+    def contradiction(self, predict: Callable[[], NDArray[np.int64]]) -> str | None:
+        """Warn if predictions that the method makes without the prior contradict it."""
+        shift_C = self.method.prior_shift_C
+        if shift_C is None:
+            return None
+        self.method.prior_shift_C = None
+        labels_N = predict()
+        self.method.prior_shift_C = shift_C
+        predicted_C = np.bincount(labels_N, minlength=self.planner.num_classes) / len(labels_N)
+        return self.prior.contradiction(predicted_C)
+
+    @property
+    def _adapted_C(self) -> Shares:
+        planner = self.planner
+        if self.method.source_free:
+            return planner.trained_shares_C
+        return planner.adapted_shares_C
+
+    def _divide_by(self, trained_C: Shares) -> None:
+        shift_C = self.prior.shift(trained_C)
+        self.method.prior_shift_C = None if shift_C is None else shift_C.to(self.device)

@@ -249,16 +249,11 @@ class Job:
         return began
 
     def _about(self, mode: str) -> dict[str, Any]:
-        about = {
-            "method": self.config.method_name,
-            "backbone": self.info.name,
-            "classes": self.source.classes,
-            "norm": mode,
-        }
-        files = [d for d in (self.source, self.target) if isinstance(d, TargetFeatures)]
-        if made_by := next((file.about for file in files if file.about), None):
-            about["features"] = made_by
-        return about
+        domains = (self.source, self.target)
+        names = [d.about for d in domains if isinstance(d, TargetFeatures) and d.about]
+        network = {"method": self.config.method_name, "backbone": self.info.name, "norm": mode}
+        features = {"features": names[0]} if names else {}
+        return {**network, "classes": self.source.classes, **features}
 
     def _open_views(self) -> tuple[Views, str]:
         """Return the views of both domains, and a text that says which memory holds them."""

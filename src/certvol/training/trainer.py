@@ -33,13 +33,13 @@ from certvol.training.log import Pace, TrainingLog
 from certvol.training.model_choice import Delivery, ModelChoice, Scores, Watch, check_finite
 from certvol.training.planner import (
     Planner,
+    PriorShift,
     SourceRows,
     adaptation_rate,
     stage_of,
     steps_of_run,
     steps_per_cycle,
 )
-from certvol.training.prior_shift import PriorShift
 from certvol.training.pseudo_labels import chosen_rule
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.state import Position, RunState
