@@ -5,7 +5,7 @@ import pytest
 from certvol.benchmark import claims
 from certvol.benchmark.results import Result
 from certvol.benchmark.table_formats import markdown
-from certvol.benchmark.tables import claim_table
+from certvol.benchmark.tables import CLAIM_VERDICTS, claim_table
 
 SMOOTHER = "a smoother boundary: the oscillation is below that of basic"
 
@@ -27,7 +27,7 @@ def _runs(gain: float, seeds: int) -> list[Result]:
 
 
 def _verdicts(results: list[Result]) -> dict[str, str]:
-    return {finding.claim.words: finding.verdict for finding in claims.find(results)}
+    return {claim.words: CLAIM_VERDICTS[test.outcome] for claim, test in claims.find(results)}
 
 
 def test_verdicts() -> None:
@@ -37,12 +37,12 @@ def test_verdicts() -> None:
     assert _verdicts(_runs(0.03, 5))[beats] == "undecided: too few runs"
     noisy = [*_runs(0.03, 6)[:-1], _result("cvp", 5, 0.1)]
     assert _verdicts(noisy)[beats] == "undecided at this noise"
-    smoother = next(f for f in claims.find(noisy) if f.claim.words == SMOOTHER)
-    assert len(smoother.effects) == 5, "one run has no oscillation"
+    smoother = next(test for claim, test in claims.find(noisy) if claim.words == SMOOTHER)
+    assert len(smoother.differences) == 5, "one run has no oscillation"
 
 
 def test_only_claims_with_runs_are_tested() -> None:
-    found = {finding.claim.words: finding.effects for finding in claims.find(_runs(0.03, 2))}
+    found = {claim.words: test.differences for claim, test in claims.find(_runs(0.03, 2))}
     assert found["cvp beats basic"] == pytest.approx([3.0, 3.0])
     assert found[SMOOTHER] == pytest.approx([20.0, 20.0])
     assert not any("source only" in words for words in found)

@@ -30,15 +30,19 @@ def test_p_is_the_share_of_flips_with_as_large_a_sum() -> None:
 
 def test_over_tasks_all_seeds_of_a_task_count_once() -> None:
     gains = {(task, seed): 1.0 + seed for task in "abcdef" for seed in range(5)}
-    assert significance.tasks_p(gains) == pytest.approx(2 / 64) == significance.least_p(6)
+    assert (
+        significance.PairedTest(gains).p_over_tasks
+        == pytest.approx(2 / 64)
+        == significance.least_p(6)
+    )
     assert significance.sign_flip_p(list(gains.values())) < 0.001
     one_task_loses = {pair: -10.0 if pair[0] == "a" else value for pair, value in gains.items()}
     means = [-10.0, 3.0, 3.0, 3.0, 3.0, 3.0]
-    assert significance.tasks_p(one_task_loses) == pytest.approx(significance.sign_flip_p(means))
-    assert (
-        significance.tasks_p({pair: value for pair, value in gains.items() if pair[0] != "a"})
-        is None
-    )  # five tasks
+    assert significance.PairedTest(one_task_loses).p_over_tasks == pytest.approx(
+        significance.sign_flip_p(means)
+    )
+    five_tasks = {pair: value for pair, value in gains.items() if pair[0] != "a"}
+    assert significance.PairedTest(five_tasks).p_over_tasks is None
 
 
 def test_zero_and_opposite_differences_are_noise() -> None:

@@ -2,20 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-from certvol.benchmark import significance
 from certvol.benchmark.results import Result
+from certvol.benchmark.significance import PairedTest
 from certvol.scores.uncertainty import COMPARED_WITH_SIGMA, MEASURES
 
 FULL, BASIC, SOURCE = "cvp", "basic", "source_only"
 WITHOUT_SAMPLES = "cvp@method.samples_weight=0"
-VERDICTS = {
-    significance.TOO_FEW: "undecided: too few runs",
-    significance.NOISE: "undecided at this noise",
-    significance.POSITIVE: "seen",
-    significance.NEGATIVE: "not seen: the opposite",
-}
 
 
 @dataclass(frozen=True)
@@ -86,30 +79,7 @@ CLAIMS = (
 )
 
 
-@dataclass(frozen=True)
-class ClaimOutcome:
-    claim: Claim
-    by_pair: dict[tuple[str, int], float]
-    """(task, seed) -> effect."""
-
-    @property
-    def effects(self) -> list[float]:
-        return list(self.by_pair.values())
-
-    @cached_property
-    def p(self) -> float:
-        return significance.sign_flip_p(self.effects)
-
-    @property
-    def p_over_tasks(self) -> float | None:
-        return significance.tasks_p(self.by_pair)
-
-    @property
-    def verdict(self) -> str:
-        return VERDICTS[significance.classify_effect(self.effects, self.p)]
-
-
-def find(done: Sequence[Result]) -> list[ClaimOutcome]:
+def find(done: Sequence[Result]) -> list[tuple[Claim, PairedTest]]:
     """Test each claim for which there are runs, over pairs of the same task and seed."""
     runs = {result.key: result for result in done}
     pairs = list(dict.fromkeys((result.task, result.seed) for result in done))
@@ -123,5 +93,5 @@ def find(done: Sequence[Result]) -> list[ClaimOutcome]:
             except (KeyError, ZeroDivisionError):
                 continue
         if effects:
-            findings.append(ClaimOutcome(claim, effects))
+            findings.append((claim, PairedTest(effects)))
     return findings

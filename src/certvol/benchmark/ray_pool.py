@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from certvol.benchmark.plan import BenchmarkJob
-from certvol.benchmark.pool import POLL_SECONDS, TRIES, Ended, Running
-from certvol.benchmark.worker import JobOutcome, Worker
+from certvol.benchmark.pool import TRIES, Ended, LocalPool, Running
+from certvol.benchmark.worker import JobOutcome
 from certvol.errors import UserError, first_line
 from certvol.progress import StopSignal
 
@@ -31,27 +31,21 @@ def run_job(job: BenchmarkJob) -> JobOutcome:
     """Run one job inside a Ray worker, which has set CUDA_VISIBLE_DEVICES.
 
     If the Ray worker dies, the run's process saves its state and ends too. If that process dies, it
-    is started again here, so that its time counts.
+    is started again here, and the time of every attempt counts.
     """
     begun = _begun_file(job)
     begun.parent.mkdir(parents=True, exist_ok=True)
     begun.touch()
-    worker = Worker({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
-    seconds, tries = 0.0, 0
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    attempts: list[JobOutcome] = []
     try:
-        while True:
-            worker.start(job)
-            while (outcome := worker.outcome()) is None:
-                time.sleep(POLL_SECONDS)
-            seconds, tries = seconds + outcome.seconds, tries + 1
-            if outcome.status != "died":
-                return replace(outcome, seconds=seconds)
-            if tries == TRIES:
-                reason = f"{outcome.reason}, {TRIES} times"
-                return replace(outcome, seconds=seconds, reason=reason)
+        here = LocalPool(1, gpus=())
+        here.run([job], lambda _, ended: attempts.append(ended), lambda jobs: None, StopSignal())
     finally:
-        worker.end()
         begun.unlink(missing_ok=True)
+    last = attempts[-1]
+    reason = f"{last.reason}, {TRIES} times" if last.status == "died" else last.reason
+    return replace(last, seconds=sum(each.seconds for each in attempts), reason=reason)
 
 
 def _begun_file(job: BenchmarkJob) -> Path:

@@ -1,7 +1,5 @@
 """Read the results of a benchmark's runs, and write `results.csv`."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from certvol.benchmark.suite import Metric
 from certvol.errors import UserError
 from certvol.runs.checkpoint import DAMAGE
 from certvol.runs.folder import RunFolder
-from certvol.runs.tables import read_metrics
+from certvol.runs.tables import csv_text, read_metrics
 from certvol.scores.validators import DIRECTION, ensemble_agreement
 from certvol.settings import read_settings_file
 
@@ -156,13 +154,12 @@ def _watched_accuracy(model: str, cycles: list[int], accuracy: list[float]) -> f
 
 
 def results_csv(results: Sequence[Result], metric: Metric) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for result in results:
         accuracies = (result.last, result.selected, result.oracle)
         numbers = ["" if value is None else f"{value:.6f}" for value in accuracies]
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
         status = " ".join(result.status.split())
-        writer.writerow([*result.key, metric, *numbers, seconds, status, run_name(result.key)])
-    return text.getvalue()
+        about = [result.task, result.method, str(result.seed), metric]
+        rows.append([*about, *numbers, seconds, status, run_name(result.key)])
+    return csv_text(COLUMNS, rows)

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
@@ -38,31 +40,47 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return float(test.pvalue)
 
 
-def tasks_p(differences: Mapping[tuple[str, int], float]) -> float | None:
-    """Test the means of tasks, so that seeds of one task do not count as independent.
-
-    `differences` maps (task, seed) to a difference. None if there are too few tasks.
-    """
-    by_task: dict[str, list[float]] = {}
-    for (task, _), value in differences.items():
-        by_task.setdefault(task, []).append(value)
-    if least_p(len(by_task)) >= LEVEL:
-        return None
-    return sign_flip_p([fmean(values) for values in by_task.values()])
-
-
 def least_p(pairs: int) -> float:
     """Return the smallest p that so many pairs can reach."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
-def classify_effect(differences: Sequence[float], p: float) -> str:
-    """Return one of TOO_FEW, NOISE, POSITIVE and NEGATIVE."""
-    if least_p(len(differences)) >= LEVEL:
-        return TOO_FEW
-    if p >= LEVEL:
-        return NOISE
-    return POSITIVE if fmean(differences) > 0 else NEGATIVE
+@dataclass(frozen=True)
+class PairedTest:
+    """Differences between two methods, and whether they are more than noise."""
+
+    by_pair: Mapping[tuple[str, int], float]
+    """(task, seed) -> difference."""
+
+    @property
+    def differences(self) -> list[float]:
+        return list(self.by_pair.values())
+
+    @cached_property
+    def p(self) -> float:
+        return sign_flip_p(self.differences)
+
+    @property
+    def p_over_tasks(self) -> float | None:
+        """Test the means of tasks, so that seeds of one task do not count as independent.
+
+        None if there are too few tasks.
+        """
+        by_task: dict[str, list[float]] = {}
+        for (task, _), value in self.by_pair.items():
+            by_task.setdefault(task, []).append(value)
+        if least_p(len(by_task)) >= LEVEL:
+            return None
+        return sign_flip_p([fmean(values) for values in by_task.values()])
+
+    @property
+    def outcome(self) -> str:
+        """One of TOO_FEW, NOISE, POSITIVE and NEGATIVE."""
+        if least_p(len(self.by_pair)) >= LEVEL:
+            return TOO_FEW
+        if self.p >= LEVEL:
+            return NOISE
+        return POSITIVE if fmean(self.differences) > 0 else NEGATIVE
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -1,10 +1,9 @@
 """A benchmark suite: its domains, tasks and protocol, and how its tasks are written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Metric = Literal["accuracy", "mean_class_accuracy"]
 
@@ -19,14 +18,6 @@ class Domain:
     """None if only the suite's `total_images` is known."""
     classes: tuple[str, ...] = ()
     """The classes of a partial target, which shares its folder with the whole domain; or empty."""
-
-
-class OwnImages(NamedTuple):
-    """Images that certvol makes; both functions take a root and names of domains' folders."""
-
-    write: Callable[[Path, Sequence[str]], object]
-    """Writes root/<folder>/<class>/*, and skips a folder that is complete."""
-    exist: Callable[[Path, Sequence[str]], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +46,8 @@ class Suite:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of its runs that differ from the preset's."""
     preset: str = "default"
-    own_images: OwnImages | None = None
-    """The functions that make the images; None if the user brings them."""
+    own_images: bool = False
+    """certvol draws the images, by `data/digits.py`; else the user brings them."""
 
     @property
     def letters(self) -> dict[str, Domain]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from certvol.benchmark.suite import Domain, Suite
+from certvol.data.digits import digit_domains_exist, write_digit_domains
 from certvol.data.folders import class_level, class_of, name_some, printable, reason_of, scan
 from certvol.errors import UserError
 
@@ -39,9 +40,9 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
     Raise UserError with a list of everything that is missing or unexpected.
     """
     needed = {letter for task in tasks for letter in suite.domains_of(task) or ()}
-    if suite.own_images is not None:
+    if suite.own_images:
         own = {letter: d.folders[0] for letter, d in suite.letters.items() if letter in needed}
-        made_before = root is not None and suite.own_images.exist(root, list(own.values()))
+        made_before = root is not None and digit_domains_exist(root, list(own.values()))
         place = root if root is not None and made_before else work
         return {letter: Located(place / name) for letter, name in own.items()}
     if root is None:
@@ -88,9 +89,9 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
 
 def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> dict[str, Path]:
     """Make the suite's own images and links to renamed classes; return the runs' folders."""
-    if suite.own_images is not None:
+    if suite.own_images:
         folders = [domain.folder for domain in located.values()]
-        suite.own_images.write(folders[0].parent, [folder.name for folder in folders])
+        write_digit_domains(folders[0].parent, [folder.name for folder in folders])
     for domain in located.values():
         if (folder := domain.for_runs(work)) != domain.folder:
             _link_images(domain, folder)

@@ -6,14 +6,12 @@ from functools import partial
 
 from certvol.benchmark.suite import (
     Domain,
-    OwnImages,
     Suite,
     all_pairs,
     multi_source_tasks,
     partial_targets,
     partial_tasks,
 )
-from certvol.data.digits import digit_domains_exist, write_digit_domains
 from certvol.errors import UserError
 from certvol.settings import nearest
 
@@ -95,7 +93,7 @@ _SUITES = (
             "training.cycles": 12,
             "training.batch_size": 64,
         },
-        own_images=OwnImages(write_digit_domains, digit_domains_exist),
+        own_images=True,
     ),
     Suite(
         name="office-31",

@@ -1,13 +1,12 @@
 """Write a table of results as Markdown, LaTeX and CSV."""
 
-import csv
-import io
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from certvol.progress import percent
+from certvol.runs.tables import csv_text
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,15 @@ def _latex(table: Table) -> str:
 
 def long_csv(tables: Sequence[Table]) -> str:
     """Write one line per cell, with means as fractions."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["table", "row", "published", "column", "mean", "deviation", "count", "text"])
+    rows = []
     for table in tables:
         for row in table.rows:
             about = [table.title, row.name, str(row.published).lower()]
             for column, cell in zip(table.columns, row.cells, strict=True):
                 numbers = ["" if v is None else f"{v:.6f}" for v in (cell.mean, cell.deviation)]
                 shown = _spreadsheet_text(cell.text)
-                writer.writerow([*about, column, *numbers, cell.count or "", shown])
-    return text.getvalue()
+                rows.append([*about, column, *numbers, str(cell.count or ""), shown])
+    return csv_text("table row published column mean deviation count text".split(), rows)
 
 
 def _spreadsheet_text(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from certvol.benchmark import claims, ranking, significance
 from certvol.benchmark.published import published_losses, published_rows
 from certvol.benchmark.results import DONE, Result
-from certvol.benchmark.significance import rank_correlation, sign_flip_p, tasks_p
+from certvol.benchmark.significance import PairedTest, rank_correlation
 from certvol.benchmark.suite import Suite
 from certvol.benchmark.table_formats import Cell, Row, Table, mean_and_deviation
 from certvol.progress import percent
@@ -18,6 +18,12 @@ P_OVER_TASKS = "p over tasks"
 NAMED_RUNS = 6  # in a note
 OPPOSITE = {"less": "more", "more": "less", "sooner": "later"}
 LOSSES = {claims.BASIC: "Basic", claims.WITHOUT_SAMPLES: "No samples CE", claims.FULL: "Full CVP"}
+CLAIM_VERDICTS = {
+    significance.TOO_FEW: "undecided: too few runs",
+    significance.NOISE: "undecided at this noise",
+    significance.POSITIVE: "seen",
+    significance.NEGATIVE: "not seen: the opposite",
+}
 GAIN_VERDICTS = {
     significance.TOO_FEW: "undecided: too few pairs to tell a gain from noise",
     significance.NOISE: "within the noise",
@@ -145,11 +151,10 @@ def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Tab
         by_pair = {pair: own[pair] - base[pair] for pair in own if pair in base}
         if method == baseline or not by_pair:
             continue
-        gains = list(by_pair.values())
-        p = sign_flip_p(gains)
-        verdict = GAIN_VERDICTS[significance.classify_effect(gains, p)]
-        words = str(len(gains)), _p(p), _p(tasks_p(by_pair)), verdict
-        rows.append(Row(method, [mean_and_deviation(gains), *map(_text, words)]))
+        test = PairedTest(by_pair)
+        words = _p(test.p), _p(test.p_over_tasks), GAIN_VERDICTS[test.outcome]
+        gain = mean_and_deviation(test.differences)
+        rows.append(Row(method, [gain, *map(_text, (str(gain.count), *words))]))
     title = f"gain over {baseline} in points, over pairs of the same task and seed"
     notes = [
         "p: two-sided test by flipping the signs of the paired differences; not corrected for "
@@ -160,14 +165,14 @@ def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Tab
     return _fit_p_over_tasks(Table(title, columns, rows, notes=notes))
 
 
-def claim_table(findings: Sequence[claims.ClaimOutcome]) -> Table:
+def claim_table(findings: Sequence[tuple[claims.Claim, PairedTest]]) -> Table:
     rows = []
-    for finding in findings:
-        pairs = len(finding.effects)
-        p = _p(finding.p) if pairs > 1 else ""
-        words = _effect(finding), str(pairs), p, _p(finding.p_over_tasks), finding.verdict
-        name = f"({finding.claim.letter}) {finding.claim.words}"
-        rows.append(Row(name, [_text(word) for word in words]))
+    for claim, test in findings:
+        effect = mean_and_deviation(test.differences)
+        p = _p(test.p) if effect.count > 1 else ""
+        words = str(effect.count), p, _p(test.p_over_tasks), CLAIM_VERDICTS[test.outcome]
+        name = f"({claim.letter}) {claim.words}"
+        rows.append(Row(name, [_text(word) for word in (_effect(claim, effect), *words)]))
     note = (
         "p: as above, for no effect; `seen` and `not seen` mean p below 0.05 and hold for these "
         "tasks."
@@ -177,9 +182,8 @@ def claim_table(findings: Sequence[claims.ClaimOutcome]) -> Table:
     return _fit_p_over_tasks(Table(title, columns, rows, notes=[note]))
 
 
-def _effect(finding: claims.ClaimOutcome) -> str:
+def _effect(claim: claims.Claim, cell: Cell) -> str:
     """Format an effect as `12.0 ± 3.0 % less`; give it a sign if its unit names no direction."""
-    claim, cell = finding.claim, mean_and_deviation(finding.effects)
     mean, digits = cell.mean or 0.0, claim.digits
     spread = "" if cell.deviation is None else f" ± {cell.deviation:.{digits}f}"
     *unit, direction = claim.unit.split(" ")

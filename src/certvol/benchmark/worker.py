@@ -51,17 +51,18 @@ class Worker:
         sources = [str(source) for source in job.sources]
         places = [str(place) for place in (job.log, job.folder, job.settings)]
         order = [*places, sources, str(job.target), str(job.seed)]
-        stdin = _pipe(self.process.stdin)
         with contextlib.suppress(BrokenPipeError):  # it has just died: `outcome` will say so
-            stdin.write(json.dumps(order).encode() + b"\n")
-            stdin.flush()
+            _pipe(self.process.stdin).write(json.dumps(order).encode() + b"\n")
 
     def _launch(self, log: Path) -> subprocess.Popen[bytes]:
-        self._close_pipes()
+        if self.process is not None:
+            _pipe(self.process.stdin).close()
+            _pipe(self.process.stdout).close()
         self.asked_to_stop = False
         with log.open("ab") as file:
             return subprocess.Popen(
                 [*COMMAND, str(os.getpid())],
+                bufsize=0,  # an order is sent at once, and no reply is read ahead of `select`
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -123,12 +124,6 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def _close_pipes(self) -> None:
-        if self.process is not None:
-            for pipe in (self.process.stdin, self.process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    _pipe(pipe).close()
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

@@ -25,7 +25,9 @@ def summary(record: Record) -> dict[str, Any]:
     at_coverage = section(scores, "accuracy_at_coverage", record.certainty)
     return {
         "source_only": percent(before),
-        "before_name": _before(settings),
+        "before_name": "Before adaptation"
+        if settings.get("model.start") is None
+        else "Starting model",
         "adapted": "" if model == "pretrained" else percent(after),
         "gain": gain,
         "mean_class": _percent(section(metrics, "adapted").get("mean_class_accuracy")),
@@ -165,10 +167,6 @@ def _source_names(settings: Mapping[str, Any]) -> str:
 def _score(value: Any) -> str:
     known = number(value)
     return "" if known is None else f"{known:.3f}"
-
-
-def _before(settings: Mapping[str, Any]) -> str:
-    return "Before adaptation" if settings.get("model.start") is None else "Starting model"
 
 
 def _backbone(name: str) -> str:
