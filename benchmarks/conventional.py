@@ -7,7 +7,6 @@ so that only the way of working differs.
 """
 
 import importlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from certvol.data.augment import cache_size
 from certvol.data.batches import CyclePlan, batch_shape, by_class, class_visits, plan_mixed_cycle
+from certvol.data.decode_pool import cores
 from certvol.methods._base import AdaptationMethod, Batch
 from certvol.nn.backbones import BackboneInfo
 from certvol.nn.norm import TARGET
@@ -98,11 +98,7 @@ class ConventionalLoop:
         self.num_classes = method.network.num_classes
         self.shape = batch_shape(config.training.batch_size, self.num_classes)
         self.source_pools = by_class(source_labels, self.num_classes)
-        self.workers = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        self.workers = cores()
         t = config.training
         self.optimizer = torch.optim.SGD(
             method.parameters(),

@@ -14,10 +14,10 @@ import argparse
 import resource
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -34,51 +34,29 @@ from certvol.sklearn import (
     RWAClassifier,
 )
 
-# Name -> (estimator from a seed, the seed matters, it sees the target). All use default settings.
-MODELS: dict[str, tuple[Callable[[int], Any], bool, bool]] = {
-    "logistic regression, source alone": (
-        lambda seed: _scaled(LogisticRegression(max_iter=1000)),
-        False,
-        False,
+LOGISTIC = LogisticRegression(max_iter=1000)
+SOURCE_ALONE = "source alone"
+# Name -> estimator with default settings.
+MODELS: dict[str, Any] = {
+    f"logistic regression, {SOURCE_ALONE}": make_pipeline(StandardScaler(), LOGISTIC),
+    "SelfTrainingClassifier": make_pipeline(StandardScaler(), SelfTrainingClassifier(LOGISTIC)),
+    "LabelSpreading, 7 neighbours": make_pipeline(
+        StandardScaler(), LabelSpreading(kernel="knn", n_neighbors=7)
     ),
-    "SelfTrainingClassifier": (
-        lambda seed: _scaled(SelfTrainingClassifier(LogisticRegression(max_iter=1000))),
-        False,
-        True,
-    ),
-    "LabelSpreading, 7 neighbours": (
-        lambda seed: _scaled(LabelSpreading(kernel="knn", n_neighbors=7)),
-        False,
-        True,
-    ),
-    "CORALClassifier": (lambda seed: CORALClassifier(), False, True),
-    "JDAClassifier": (lambda seed: JDAClassifier(), False, True),
-    "GTDAClassifier": (lambda seed: GTDAClassifier(), False, True),
-    "RWAClassifier": (lambda seed: RWAClassifier(random_state=seed), True, True),
-    "AdREMClassifier": (lambda seed: AdREMClassifier(random_state=seed), True, True),
-    "PrDAClassifier": (lambda seed: PrDAClassifier(random_state=seed), True, True),
-    "BasicClassifier": (lambda seed: BasicClassifier(random_state=seed), True, True),
-    "BasicClassifier, domain": (
-        lambda seed: BasicClassifier(standardize="domain", random_state=seed),
-        True,
-        True,
-    ),
-    "CVPClassifier": (lambda seed: CVPClassifier(random_state=seed), True, True),
-    "CVPClassifier, domain": (
-        lambda seed: CVPClassifier(standardize="domain", random_state=seed),
-        True,
-        True,
-    ),
-    "CVPClassifier, source alone": (
-        lambda seed: CVPClassifier(cycles=0, random_state=seed),
-        True,
-        False,
-    ),
+    "CORALClassifier": CORALClassifier(),
+    "JDAClassifier": JDAClassifier(),
+    "GTDAClassifier": GTDAClassifier(),
+    "RWAClassifier": RWAClassifier(),
+    "AdREMClassifier": AdREMClassifier(),
+    "PrDAClassifier": PrDAClassifier(),
+    "BasicClassifier": BasicClassifier(),
+    "BasicClassifier, domain": BasicClassifier(standardize="domain"),
+    "CVPClassifier": CVPClassifier(),
+    "CVPClassifier, domain": CVPClassifier(standardize="domain"),
+    f"CVPClassifier, {SOURCE_ALONE}": CVPClassifier(cycles=0),
 }
-
-
-def _scaled(estimator: Any) -> Any:
-    return make_pipeline(StandardScaler(), estimator)
+DRAWN = (RWAClassifier, AdREMClassifier, PrDAClassifier, BasicClassifier, CVPClassifier)
+"""The estimators that the seed matters to."""
 
 
 def read(path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -129,18 +107,19 @@ def main() -> None:
         f"{len(source)} source rows, {len(target)} target rows, {source.shape[1]} features, "
         f"{len(names)} classes"
     )
-    for name, (make, by_seed, sees_target) in MODELS.items():
+    for name, unfitted in MODELS.items():
         if not any(word in name for word in options.models.split(",")):
             continue
-        for seed in [int(word) for word in options.seeds.split(",")] if by_seed else [0]:
-            model, wall, cpu = make(seed), time.perf_counter(), time.process_time()
+        drawn = isinstance(unfitted, DRAWN)
+        given = (source, numbers[: len(labels)]) if SOURCE_ALONE in name else (rows, marked)
+        for seed in [int(word) for word in options.seeds.split(",")] if drawn else [0]:
+            model = clone(unfitted)
+            if drawn:
+                model.set_params(random_state=seed)
+            wall, cpu = time.perf_counter(), time.process_time()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                fitted = (
-                    model.fit(rows, marked)
-                    if sees_target
-                    else model.fit(source, numbers[: len(labels)])
-                )
+                fitted = model.fit(*given)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             right = 100 * float((fitted.predict(target) == numbers[len(labels) :]).mean())
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -70,19 +70,9 @@ def main() -> None:
             ("1,797 target images", target),
             (f"{images:,} target images", many(target, root / "many", images)),
         ):
-            command = [
-                sys.executable,
-                "-m",
-                "certvol",
-                "adapt",
-                "--source",
-                str(source),
-                "--target",
-                str(place),
-            ]
-            figures = peak_megabytes(
-                [*command, "--out", str(root / f"run-{len(rows)}"), *SETTINGS], environment
-            )
+            command = [sys.executable, "-m", "certvol", "adapt", *SETTINGS, "--source", str(source)]
+            command += ["--target", str(place), "--out", str(root / f"run-{len(rows)}")]
+            figures = peak_megabytes(command, environment)
             rows.append([name, *(f"{figure:.0f}" for figure in figures)])
         print_table(
             "peak memory of `certvol adapt`, CPU", ["", "own MB", "resident MB", "seconds"], rows
