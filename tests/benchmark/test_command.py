@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from certvol.benchmark.worker import JobOutcome
+from certvol.benchmark.pool import JobOutcome
 from certvol.cli._main import run as run_command
 from support.played import Played
 

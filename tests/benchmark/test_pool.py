@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from certvol.benchmark import worker
+from certvol.benchmark import pool
 from certvol.benchmark.plan import BenchmarkJob
-from certvol.benchmark.pool import LocalPool, visible_gpus
-from certvol.benchmark.worker import JobOutcome
+from certvol.benchmark.pool import JobOutcome, LocalPool, visible_gpus
 from certvol.progress import StopSignal
 
 PLAYED = """
@@ -54,7 +53,7 @@ for line in sys.stdin:
 def _played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "played.py"
     script.write_text(PLAYED)
-    monkeypatch.setattr(worker, "COMMAND", [sys.executable, str(script)])
+    monkeypatch.setattr(pool, "COMMAND", [sys.executable, str(script)])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -167,13 +166,13 @@ def test_visible_gpus_are_those_of_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_progress_is_the_last_line_of_the_history(tmp_path: Path) -> None:
-    assert worker.progress_of(tmp_path) == "starting"
+    assert pool.progress_of(tmp_path) == "starting"
     (tmp_path / "history.jsonl").write_text(
         '{"phase": "adapt", "step": 1}\n{"phase": "adapt", "step": 20}\n'
     )
-    assert worker.progress_of(tmp_path) == "adapt step 20"
+    assert pool.progress_of(tmp_path) == "adapt step 20"
     (tmp_path / "history.jsonl").write_text('{"phase": "ad')
-    assert worker.progress_of(tmp_path) == "running"
+    assert pool.progress_of(tmp_path) == "running"
 
 
 def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from certvol.benchmark import ray_pool, worker
+from certvol.benchmark import pool, ray_pool
 from certvol.benchmark.plan import BenchmarkJob
+from certvol.benchmark.pool import JobOutcome
 from certvol.benchmark.ray_pool import RayPool
-from certvol.benchmark.worker import JobOutcome
 from certvol.errors import UserError
 from certvol.progress import StopSignal
 
@@ -53,10 +53,10 @@ def test_a_job_returns_its_failure_and_is_tried_again_if_its_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = BenchmarkJob("A-B", "cvp", 0, tmp_path, (tmp_path,), tmp_path)
-    monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", "echo certvol: no >&2; exit 2"])
+    monkeypatch.setattr(pool, "COMMAND", ["sh", "-c", "echo certvol: no >&2; exit 2"])
     outcome = ray_pool.run_job(job)
     assert (outcome.status, outcome.code, outcome.reason) == ("failed", 2, "no")
-    monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", "kill -9 $$"])
+    monkeypatch.setattr(pool, "COMMAND", ["sh", "-c", "kill -9 $$"])
     outcome = ray_pool.run_job(job)
     assert (outcome.status, outcome.reason) == ("died", "killed by SIGKILL, 3 times")
 
@@ -69,7 +69,7 @@ def test_a_killed_attempt_counts_in_the_time_of_its_run(
     script = (
         f"test -e {first} && echo certvol: no >&2 && exit 2; touch {first}; sleep 1; kill -9 $$"
     )
-    monkeypatch.setattr(worker, "COMMAND", ["sh", "-c", script])
+    monkeypatch.setattr(pool, "COMMAND", ["sh", "-c", script])
     outcome = ray_pool.run_job(job)
     assert outcome.status == "failed"
     assert outcome.seconds > 1

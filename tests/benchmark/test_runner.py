@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from certvol.benchmark.plan import BenchmarkOptions
+from certvol.benchmark.pool import JobOutcome
 from certvol.benchmark.runner import Summary, run
 from certvol.benchmark.suites import CALTECH_CLASSES, OFFICE_CLASSES
-from certvol.benchmark.worker import JobOutcome
 from certvol.errors import Interrupted, UserError
 from certvol.progress import Silent, StopSignal
 from support.played import Played

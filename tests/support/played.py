@@ -3,8 +3,7 @@
 import signal
 
 from certvol.benchmark.plan import BenchmarkJob
-from certvol.benchmark.pool import Ended
-from certvol.benchmark.worker import JobOutcome
+from certvol.benchmark.pool import Ended, JobOutcome
 from support.run_folders import write_run
 
 ACCURACY = {"source_only": 0.5, "basic": 0.6, "cvp": 0.7}

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from certvol.benchmark.plan import BenchmarkJob
-from certvol.benchmark.pool import TRIES, Ended, LocalPool, Running
-from certvol.benchmark.worker import JobOutcome
+from certvol.benchmark.pool import TRIES, Ended, JobOutcome, LocalPool, Running
 from certvol.errors import UserError, first_line
 from certvol.progress import StopSignal
 
@@ -107,6 +106,7 @@ class RayPool:
     def run(
         self, jobs: Sequence[BenchmarkJob], ended: Ended, running: Running, stop_signal: StopSignal
     ) -> int | None:
+        """Run all jobs, as `LocalPool.run` does."""
         pending = {self.remote.remote(job): job for job in jobs}
         tries = Counter(jobs)
         try:

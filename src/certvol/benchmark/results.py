@@ -1,8 +1,10 @@
-"""Read the results of a benchmark's runs, and write `results.csv`."""
+"""Read the results of a benchmark's runs and the attempts at them; write `results.csv`."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from certvol.benchmark.measurements import read_measurements
-from certvol.benchmark.plan import RunIdentity, run_name
+from certvol.benchmark.plan import RunIdentity, RunKey, run_name
+from certvol.benchmark.pool import JobOutcome
 from certvol.benchmark.suite import Metric
 from certvol.errors import UserError
-from certvol.runs.checkpoint import DAMAGE
+from certvol.runs.checkpoint import DAMAGE, append_line
 from certvol.runs.folder import RunFolder
 from certvol.runs.tables import csv_text, read_metrics
 from certvol.scores.validators import DIRECTION, ensemble_agreement
@@ -163,3 +166,34 @@ def results_csv(results: Sequence[Result], metric: Metric) -> str:
         about = [result.task, result.method, str(result.seed), metric]
         rows.append([*about, *numbers, seconds, status, run_name(result.key)])
     return csv_text(COLUMNS, rows)
+
+
+class Attempts:
+    """The attempts at each run, also of earlier calls, as `attempts.jsonl` records them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.by_run: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            with suppress(json.JSONDecodeError):  # a kill may leave half a line
+                attempt = json.loads(line)
+                self.by_run[attempt["run"]].append(attempt)
+
+    def add(self, key: RunKey, outcome: JobOutcome) -> None:
+        attempt = {"run": run_name(key), **asdict(outcome), "seconds": round(outcome.seconds, 1)}
+        append_line(self.path, attempt)
+        self.by_run[attempt["run"]].append(attempt)
+
+    def seconds(self, key: RunKey) -> float | None:
+        """Return the time of all attempts at a run; None before the first."""
+        attempts = self.by_run.get(run_name(key))
+        return None if attempts is None else sum(attempt["seconds"] for attempt in attempts)
+
+    def failure(self, key: RunKey) -> str | None:
+        """Return why the last attempt failed; None if it did not."""
+        last = self.by_run.get(run_name(key), [{}])[-1]
+        return last["reason"] if last.get("status") in ("failed", "died") else None
+
+    def keys(self) -> list[RunKey]:
+        found = (name.split("/") for name in self.by_run)
+        return [(task, method, int(seed)) for _, task, method, seed in found]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from certvol.benchmark import preflight, suite_data, tables
-from certvol.benchmark.attempts import Attempts
 from certvol.benchmark.figures import draw_ablations
 from certvol.benchmark.plan import (
     BenchmarkJob,
@@ -17,13 +16,20 @@ from certvol.benchmark.plan import (
     run_name,
     settings_of,
 )
-from certvol.benchmark.pool import LocalPool, Pool, visible_gpus
+from certvol.benchmark.pool import JobOutcome, LocalPool, progress_of, visible_gpus
 from certvol.benchmark.ray_pool import LOCAL, RayPool
-from certvol.benchmark.results import FAILED, STOPPED, WAITING, Result, read_run, results_csv
+from certvol.benchmark.results import (
+    FAILED,
+    STOPPED,
+    WAITING,
+    Attempts,
+    Result,
+    read_run,
+    results_csv,
+)
 from certvol.benchmark.suite import Suite
 from certvol.benchmark.suites import find_suite, find_tasks
 from certvol.benchmark.table_formats import Table, latex, long_csv, markdown
-from certvol.benchmark.worker import JobOutcome, progress_of
 from certvol.data.folders import printable
 from certvol.errors import Interrupted, UserError
 from certvol.files import held_alone
@@ -187,7 +193,7 @@ class _Benchmark:
         finally:
             self.reporter.finish()
 
-    def _pool(self) -> Pool:
+    def _pool(self) -> LocalPool | RayPool:
         options = self.options
         if options.ray is not None:
             return RayPool(options.ray, options.workers, options.gpu_share)
@@ -229,8 +235,7 @@ class _Benchmark:
         results = self._in_order([*asked, *earlier])
         write_text(self.out / "results.csv", results_csv(results, self.suite.metric))
         # An unfinished run of an earlier call would empty averages.
-        asked_keys = {job.key for job in self.jobs}
-        shown = [r for r in results if r.key in asked_keys or r.status != STOPPED]
+        shown = self._in_order([*asked, *(run for run in earlier if run.status != STOPPED)])
         made = tables.all_tables(self.suite, shown, self.options.validator, self._baseline(shown))
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", long_csv)):
             write_text(self.out / f"table.{suffix}", write(made))

@@ -139,15 +139,13 @@ def loss_table(suite: Suite, done: Sequence[Result], tasks: Sequence[str]) -> Ta
 
 
 def gain_table(done: Sequence[Result], methods: list[str], baseline: str) -> Table:
-    by_method = {
-        method: {
-            (r.task, r.seed): r.last for r in done if r.method == method and r.last is not None
-        }
-        for method in (*methods, baseline)
-    }
-    base, rows = by_method[baseline], []
+    def last_by_pair(method: str) -> dict[tuple[str, int], float]:
+        own = [run for run in done if run.method == method]
+        return {(run.task, run.seed): run.last for run in own if run.last is not None}
+
+    base, rows = last_by_pair(baseline), []
     for method in methods:
-        own = by_method[method]
+        own = last_by_pair(method)
         by_pair = {pair: own[pair] - base[pair] for pair in own if pair in base}
         if method == baseline or not by_pair:
             continue
