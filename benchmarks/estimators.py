@@ -65,21 +65,14 @@ def read(path: str) -> tuple[np.ndarray, np.ndarray]:
         return (features if features.ndim == 2 else features[:, 0]), file["labels"]
 
 
-def made_up(
-    rows: int, dim: int = 2048, classes: int = 31
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
+def made_up(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return features and labels of a source and of a target, with half of the rows each."""
+    rng, dim, classes, half = np.random.default_rng(0), 2048, 31, rows // 2
     labels = rng.integers(classes, size=rows)
-    features = (
-        0.15 * rng.normal(size=(classes, dim))[labels] + rng.normal(size=(rows, dim))
-    ).astype(np.float32)
-    half = rows // 2
-    return (
-        features[:half],
-        labels[:half],
-        features[half:] + 0.3 * rng.normal(size=dim).astype(np.float32),
-        labels[half:],
-    )
+    means = 0.15 * rng.normal(size=(classes, dim))[labels]
+    features = (means + rng.normal(size=(rows, dim))).astype(np.float32)
+    target = features[half:] + 0.3 * rng.normal(size=dim).astype(np.float32)
+    return features[:half], labels[:half], target, labels[half:]
 
 
 def main() -> None:

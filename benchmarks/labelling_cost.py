@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import numpy as np
 from bench import Bench, Figures
@@ -30,33 +31,19 @@ def labelling(bench: Bench) -> Figures:
     # A batch of 12 classes may hold slightly fewer than 64 target images; count as if it held 64.
     fill = max(1.0, TARGET_BATCH / 2 / (shape.classes * shape.per_domain))
     curve: list[Figures] = []
-    for steps in TARGET_STEPS:
-        for target in TARGET_SIZES:
-            for rarest, share in RAREST.items():
-                label_chunk = partial(_label_chunk, _labels(target, share))
-                walked: list[int] = []
-                for walk in range(bench.sizes.walks):
-                    order = np.random.default_rng(walk).permutation(target)
-                    visits_SK = class_visits(
-                        TARGET_CLASSES, shape.classes, walk * steps, steps, 0, "benchmark"
-                    )
-                    needed_C = np.ceil(
-                        fill * images_needed(visits_SK, TARGET_CLASSES, shape)
-                    ).astype(np.int64)
-                    walked.append(
-                        fill_pools(label_chunk, order, needed_C, bench.eval_batch).labelled
-                    )
-                mean = statistics.mean(walked)
-                curve.append(
-                    {
-                        "steps": steps,
-                        "target": target,
-                        "rarest": rarest,
-                        "forwarded": mean,
-                        "most": max(walked),
-                    }
-                    | {"share": mean / target, "most_share": max(walked) / target}
-                )
+    for steps, target, (rarest, share) in product(TARGET_STEPS, TARGET_SIZES, RAREST.items()):
+        label_chunk = partial(_label_chunk, _labels(target, share))
+        walked: list[int] = []
+        for walk in range(bench.sizes.walks):
+            order, begin = np.random.default_rng(walk).permutation(target), walk * steps
+            visits_SK = class_visits(TARGET_CLASSES, shape.classes, begin, steps, 0, "benchmark")
+            needed_C = np.ceil(fill * images_needed(visits_SK, TARGET_CLASSES, shape))
+            pools = fill_pools(label_chunk, order, needed_C.astype(np.int64), bench.eval_batch)
+            walked.append(pools.labelled)
+        mean, most = statistics.mean(walked), max(walked)
+        point = {"steps": steps, "target": target, "rarest": rarest}
+        point |= {"forwarded": mean, "most": most}
+        curve.append(point | {"share": mean / target, "most_share": most / target})
     for steps in TARGET_STEPS:
         rows = [
             [f"{target:,}"]

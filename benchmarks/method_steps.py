@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import ResidentViews, random_plan
+from bench import ResidentViews, print_figures, random_plan
 
 from certvol.api import resolve_settings
 from certvol.distributed import Team
@@ -52,9 +52,8 @@ class Trainee:
             "model.norm": "mixed",
             "training.device": str(device),
         }
-        config = resolve_settings(
-            settings={**own, **(LARGE if large else SMALL | ON_DIGITS.get(name, {}))}
-        )
+        sizes = LARGE if large else SMALL | ON_DIGITS.get(name, {})
+        config = resolve_settings(settings={**own, **sizes})
         training, size, rows = config.training, config.data.image_size, config.training.batch_size
         backbone, info = seeded_backbone(config.model, size, training.seed)
         self.device, self.place = device, 0
@@ -74,18 +73,12 @@ class Trainee:
 
     def _tables(self, images: int, dim: int, classes: int) -> dict[str, torch.Tensor]:
         features_ND = torch.randn(images, dim, device=self.device).relu()
-        centres_CD = (
-            torch.rand(classes, dim, device=self.device) if self.method.surveys_source else None
-        )
+        has_centres = self.method.surveys_source
+        centres_CD = torch.rand(classes, dim, device=self.device) if has_centres else None
+        generator = torch.Generator(self.device).manual_seed(0)
         with torch.no_grad():
             probabilities_NC = self.method.eval().logits(features_ND).softmax(dim=1)
-            survey = Survey(
-                features_ND,
-                probabilities_NC,
-                centres_CD,
-                1,
-                torch.Generator(self.device).manual_seed(0),
-            )
+            survey = Survey(features_ND, probabilities_NC, centres_CD, 1, generator)
             return self.method.label_target(survey).tables
 
     def seconds(self) -> float:
@@ -175,44 +168,28 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--out", help="every figure, as JSON")
     parser.add_argument("--methods", help="comma-separated names (default: all that train)")
-    parser.add_argument(
-        "--large",
-        action="store_true",
-        help="on a CPU as on a GPU: inception_v3, 128 images of 224 px",
-    )
+    large = "on a CPU as on a GPU: inception_v3, 128 images of 224 px"
+    parser.add_argument("--large", action="store_true", help=large)
     parser.add_argument("--only-memory", action="store_true", help="on a CPU, no times")
     options = parser.parse_args()
     device = torch.device(options.device)
-    kinds = discover().items()
-    asked = (
-        options.methods.split(",")
-        if options.methods
-        else [n for n, k in kinds if k.adapts and not k.closed_form]
-    )
+    asked = [name for name, each in discover().items() if each.adapts and not each.closed_form]
+    if options.methods:
+        asked = options.methods.split(",")
     names = list(dict.fromkeys(["basic", *asked]))
-    found = (
-        on_gpu(names, device)
-        if device.type == "cuda"
-        else on_cpu(names, options.large, options.only_memory)
-    )
+    if device.type == "cuda":
+        found = on_gpu(names, device)
+    else:
+        found = on_cpu(names, options.large, options.only_memory)
     base = dict(found["basic"])
     for figures in found.values():
-        figures |= {
-            f"{key}_to_basic": figures[key] / base[key]
-            for key in ("seconds", "bytes")
-            if key in figures
-        }
-    print(
-        "basic:",
-        f"{base['bytes'] / 2**30:.3f} GiB",
-        f"{1000 * base['seconds']:.1f} ms" if "seconds" in base else "",
-    )
-    print(f"{'over basic':16} memory  time")
-    for name, figures in sorted(
-        found.items(), key=lambda item: item[1].get("seconds", item[1]["bytes"])
-    ):
-        time_to_basic = f"{figures['seconds_to_basic']:.2f}" if "seconds" in figures else ""
-        print(f"{name:16} {figures['bytes_to_basic']:6.2f}  {time_to_basic}")
+        measured = [key for key in ("seconds", "bytes") if key in figures]
+        figures |= {f"{key}_to_basic": figures[key] / base[key] for key in measured}
+    took = f" and {1000 * base['seconds']:.1f} ms" if "seconds" in base else ""
+    title = f"a step, compared with basic ({base['bytes'] / 2**30:.3f} GiB{took})"
+    by_cost = sorted(found, key=lambda name: found[name].get("seconds", found[name]["bytes"]))
+    columns = {"memory": ("bytes_to_basic", ".2f"), "time": ("seconds_to_basic", ".2f")}
+    print_figures(title, {name: found[name] for name in by_cost}, columns)
     if options.out:
         Path(options.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

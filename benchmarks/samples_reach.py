@@ -39,15 +39,13 @@ class Reach:
 
 
 @torch.inference_mode()
-def reach(
-    features_ND: Tensor, sigma_N: Tensor, classifier: torch.nn.Module, samples: int, seed: int = 0
-) -> Reach:
+def reach(features_ND: Tensor, sigma_N: Tensor, classifier: torch.nn.Module, samples: int) -> Reach:
     """`sigma_N`: width of the Gaussian around each feature."""
     noise_NMD = torch.randn(
         len(features_ND),
         samples,
         features_ND.shape[1],
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator().manual_seed(0),
     )
     logits_NC = classifier(features_ND)
     logits_NMC = classifier(sample_features(features_ND, sigma_N, noise_NMD))

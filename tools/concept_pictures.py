@@ -18,12 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from certvol.methods._losses import (
-    antagonistic,
-    cross_entropy,
-    samples_cross_entropy,
-    sigma_target,
-)
+from certvol.methods._losses import antagonistic, cross_entropy, samples_cross_entropy, sigma_target
 from certvol.nn.heads import SigmaHead, sample_features
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
