@@ -45,16 +45,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     images_NCHW = torch.randn(options.batch, 3, options.image_size, options.image_size)
-    backbones = {
-        layout: create_backbone(options.backbone, "none", options.image_size)[0].to(
-            memory_format=memory_format
-        )  # type: ignore[call-overload]
-        for layout, memory_format in LAYOUTS.items()
-    }
-    images = {
-        layout: images_NCHW.contiguous(memory_format=memory_format)
-        for layout, memory_format in LAYOUTS.items()
-    }
+    backbones, images = {}, {}
+    for layout, memory_format in LAYOUTS.items():
+        backbone, _ = create_backbone(options.backbone, "none", options.image_size)
+        backbones[layout] = backbone.to(memory_format=memory_format)
+        images[layout] = images_NCHW.contiguous(memory_format=memory_format)
     kinds = list(itertools.product((False, True), LAYOUTS, (True, False)))
     taken: dict[tuple[bool, str, bool], list[float]] = {kind: [] for kind in kinds}
     for repeat in range(options.repeats + 1):
@@ -67,10 +62,8 @@ def main() -> None:
     for bf16, layout in itertools.product((False, True), LAYOUTS):
         row = ["bf16" if bf16 else "fp32", layout]
         for training in (True, False):
-            seconds, first = (
-                medians[bf16, layout, training],
-                medians[False, "channels first", training],
-            )
+            seconds = medians[bf16, layout, training]
+            first = medians[False, "channels first", training]
             row += [f"{options.batch / seconds:.1f}", f"{first / seconds:.2f}"]
         rows.append(row)
     print_table(

@@ -61,18 +61,14 @@ def locate(suite: Suite, root: Path | None, tasks: Sequence[str], work: Path) ->
     for domain in suite.domains:
         if domain.letter not in needed:
             continue
-        names = [name for name in domain.folders if name in present]
-        if len(names) != 1:
-            accepted = " or ".join(domain.folders)
-            faults.append(
-                f"several folders of the domain {domain.folders[0]}: {', '.join(names)}"
-                if names
-                else f"the domain {domain.folders[0]} is missing (folder {accepted})"
-            )
-            continue
-        located, wrong = _locate_domain(suite, domain, present[names[0]])
-        faults += wrong
-        found[domain.letter] = located
+        usual, names = domain.folders[0], [name for name in domain.folders if name in present]
+        if not names:
+            faults.append(f"the domain {usual} is missing (folder {' or '.join(domain.folders)})")
+        elif len(names) > 1:
+            faults.append(f"several folders of the domain {usual}: {', '.join(names)}")
+        else:
+            found[domain.letter], wrong = _locate_domain(suite, domain, present[names[0]])
+            faults += wrong
     if not faults and not suite.class_names:
         faults = _differing_classes([domain for domain in found.values() if not domain.partial])
     if faults:

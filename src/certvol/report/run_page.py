@@ -116,28 +116,28 @@ def _points(embedding: Embedding, order_N: Indices) -> dict[str, Any]:
 def _image_folder(record: Record, notes: list[str], reporter: Reporter) -> Path | None:
     """Return the run's target folder; None, and a note, if it has no images to show."""
     root = record.target
+    place = "unknown" if root is None else printable(str(root))
     if root is not None and root.is_dir():
         if made_here(root, record.environment.get("origin")):
             return root
-        notes.append(
+        note = (
             "You did not make this run on this machine, so images of the folder that it names "
-            f"({printable(str(root))}) are not put into the page. If they are yours to show, run "
+            f"({place}) are not put into the page. If they are yours to show, run "
             "`certvol report RUN --target FOLDER`."
         )
-        reporter.warn(notes[-1])
-        return None
-    if root is not None and root.suffix.lower() == ".npz":
-        notes.append(
+        reporter.warn(note)
+    elif root is not None and root.suffix.lower() == ".npz":
+        note = (
             "This run was given features, not images, so there are no thumbnails. If the rows are "
             "named by image paths, add them with `certvol report RUN --target FOLDER`."
         )
-        return None
-    place = printable(str(root)) if root is not None else "unknown"
-    notes.append(
-        f"The folder of the target images was not found ({place}), so there are no thumbnails. "
-        "If it was moved, run `certvol report RUN --target FOLDER`."
-    )
-    reporter.warn(notes[-1])
+    else:
+        note = (
+            f"The folder of the target images was not found ({place}), so there are no thumbnails. "
+            "If it was moved, run `certvol report RUN --target FOLDER`."
+        )
+        reporter.warn(note)
+    notes.append(note)
     return None
 
 
