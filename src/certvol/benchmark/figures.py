@@ -1,6 +1,5 @@
 """Draw a figure per varied setting: accuracy over its values, with the deviation over seeds."""
 
-import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from certvol.benchmark.plan import Variant, parse_label
-from certvol.benchmark.results import Result
+from certvol.benchmark.results import Result, means_of_seeds
 from certvol.benchmark.suite import Suite
 from certvol.benchmark.table_formats import Cell, mean_and_deviation
 from certvol.report.paper_figures import write_figures
@@ -44,15 +43,10 @@ def draw_ablations(
 
 def read_ablation(results: Sequence[Result], tasks: Sequence[str], setting: str) -> Ablation:
     """Average tasks per seed, then seeds, of all runs whose last setting is `setting`."""
-    accuracies: dict[str, dict[int, list[float]]] = {}
-    for result in results:
-        if result.last is not None and result.task in tasks:
-            by_seed = accuracies.setdefault(result.method, {})
-            by_seed.setdefault(result.seed, []).append(result.last)
     lines: dict[str, dict[str, Cell]] = {}
-    for label, by_seed in sorted(accuracies.items()):
+    for label in sorted({result.method for result in results}):
         variant = parse_label(label)
-        complete = [statistics.fmean(own) for own in by_seed.values() if len(own) == len(tasks)]
+        complete = means_of_seeds((run for run in results if run.method == label), tasks, "last")
         if complete and variant.settings and variant.settings[-1][0] == setting:
             name = Variant(variant.method, variant.settings[:-1]).label
             lines.setdefault(name, {})[variant.settings[-1][1]] = mean_and_deviation(complete)

@@ -2,10 +2,11 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,15 @@ def _watched_accuracy(model: str, cycles: list[int], accuracy: list[float]) -> f
     if model in ("last", "pretrained"):
         return accuracy[-1 if model == "last" else 0]
     return accuracy[cycles.index(int(model.split()[1]))]  # `cycle 7`
+
+
+def means_of_seeds(runs: Iterable[Result], tasks: Sequence[str], column: str) -> list[float]:
+    """Return the mean over the tasks of each seed that has a result for all of them."""
+    by_seed: dict[int, list[float]] = {}
+    for run in runs:
+        if (value := getattr(run, column)) is not None and run.task in tasks:
+            by_seed.setdefault(run.seed, []).append(value)
+    return [fmean(values) for values in by_seed.values() if len(values) == len(tasks)]
 
 
 def results_csv(results: Sequence[Result], metric: Metric) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from certvol.benchmark import claims, ranking, significance
 from certvol.benchmark.published import published_losses, published_rows
-from certvol.benchmark.results import DONE, Result
+from certvol.benchmark.results import DONE, Result, means_of_seeds
 from certvol.benchmark.significance import PairedTest, rank_correlation
 from certvol.benchmark.suite import Suite
 from certvol.benchmark.table_formats import Cell, Row, Table, mean_and_deviation
@@ -247,21 +247,15 @@ def _average(own: Sequence[Result], tasks: Sequence[str], column: str) -> Cell:
 
     The cell is empty if a task is missing.
     """
-    values = {
-        (r.task, r.seed): value
-        for r in own
-        if (value := getattr(r, column)) is not None and r.task in tasks
-    }
-    per_task = [[value for (t, _), value in values.items() if t == task] for task in tasks]
+    per_task = [
+        [value for r in own if r.task == task and (value := getattr(r, column)) is not None]
+        for task in tasks
+    ]
     if not tasks or not all(per_task):
         return Cell()
-    complete = [
-        [values[task, seed] for task in tasks]
-        for seed in sorted({seed for _, seed in values})
-        if all((task, seed) in values for task in tasks)
-    ]
-    spread = mean_and_deviation(list(map(statistics.fmean, complete))).deviation
-    return Cell(statistics.fmean(map(statistics.fmean, per_task)), spread, len(values))
+    spread = mean_and_deviation(means_of_seeds(own, tasks, column)).deviation
+    mean = statistics.fmean(map(statistics.fmean, per_task))
+    return Cell(mean, spread, sum(map(len, per_task)))
 
 
 def _backbones(own: Sequence[Result]) -> str:
