@@ -287,3 +287,28 @@ def test_stages_start_without_momentum(
     settings["training.fresh_optimizer"] = False
     certvol.adapt(*folders, out=tmp_path / "run", **settings)
     assert without == [0, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("given", "classifier", "rest"), [(None, 20.0, 10.0), (1.0, 20.0, 1.0), (3.0, 60.0, 3.0)]
+)
+def test_the_usual_rate_behind_a_frozen_backbone_is_no_factor_of_a_methods_own(
+    given: float | None, classifier: float, rest: float
+) -> None:
+    method = make_method("symnets", classifier_rate=20.0)
+    method.network.trained_part = "head"
+    pixels = np.zeros((20, 18, 18, 3), dtype=np.uint8)
+    store = PixelStore(pixels, np.arange(20), torch.device("cpu"), 0.5)
+    views = ImageViews(store, store, method.network.info, AugmentConfig())
+    settings = TrainingConfig(head_rate=given)
+    stepper = Stepper(method, views, settings, Team(), bf16=False)
+    times = {
+        id(weight): group["times"]
+        for group in stepper.optimizer.param_groups
+        for weight in group["params"]
+    }
+    for name, weight in method.named_parameters():
+        if name.startswith("network.classifier."):
+            assert times[id(weight)] == classifier, name
+        elif not name.startswith("network.backbone."):
+            assert times[id(weight)] == rest, name

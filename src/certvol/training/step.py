@@ -121,12 +121,17 @@ class Stepper:
         return self.optimizer
 
     def _rate_of(self, weight: str) -> float:
+        """Return the rate of a weight, relative to `training.learning_rate`.
+
+        The usual rate behind a frozen backbone is no factor of a rate that the method itself
+        declares: at a hundred times the rate, RSDA's discriminator diverged.
+        """
         own = self.method.rate_of(weight)
         if weight.startswith("network.backbone."):
             return own
-        given, frozen = self.settings.head_rate, self.method.network.trained_part == "head"
-        usual = HEAD_RATE if frozen else 1.0
-        return own * (usual if given is None else given)
+        if self.settings.head_rate is not None:
+            return own * self.settings.head_rate
+        return max(own, HEAD_RATE) if self.method.network.trained_part == "head" else own
 
     def step(
         self,
