@@ -63,7 +63,8 @@ def test_a_class_without_rows_is_never_predicted(classes: int) -> None:
 def test_jda_solves_the_eigenproblem_as_it_is_written(pseudo: bool) -> None:
     source, labels, target, _ = shifted_blobs(per_class=10)
     rows = alignment.unit_rows(np.concatenate([source, target]))
-    first = alignment.JDA(3, components=2, rounds=1).fit(source, labels, target)
+    problem = alignment.Problem(source, labels, target, 3)
+    first = alignment.jda(problem, components=2, rounds=1)
     guessed = None
     if pseudo:
         projected = torch.from_numpy(alignment.unit_rows(rows[len(source) :] @ first.projection_DK))
@@ -71,7 +72,7 @@ def test_jda_solves_the_eigenproblem_as_it_is_written(pseudo: bool) -> None:
             projected, torch.from_numpy(first.source_SK), torch.from_numpy(labels), 3, 1.0
         )
         guessed = logits.argmax(1).tolist()
-        first = alignment.JDA(3, components=2, rounds=2).fit(source, labels, target)
+        first = alignment.jda(problem, components=2, rounds=2)
     expected = references.jda_projection(
         torch.from_numpy(rows), labels.tolist(), guessed, 3, 2, 1.0
     ).numpy()
@@ -82,7 +83,8 @@ def test_jda_solves_the_eigenproblem_as_it_is_written(pseudo: bool) -> None:
 
 def test_jda_brings_the_means_together() -> None:
     source, labels, target, _ = shifted_blobs()
-    found = alignment.JDA(3, components=3, ridge=0.01).fit(source, labels, target)
+    problem = alignment.Problem(source, labels, target, 3)
+    found = alignment.jda(problem, components=3, ridge=0.01)
     rows = alignment.unit_rows(np.concatenate([source, target]))
     projected = rows @ found.projection_DK
     gap = np.linalg.norm(projected[: len(source)].mean(0) - projected[len(source) :].mean(0))
@@ -109,7 +111,8 @@ def test_gtda_is_the_replicator_game_on_the_whole_graph() -> None:
     source, labels, target, _ = shifted_blobs(per_class=4)
     n = len(source) + len(target)
     start = RNG.dirichlet(np.ones(3), size=len(target))
-    game = alignment.gtda(source, labels, target, start, num_neighbours=n - 1, most_rounds=3)
+    problem = alignment.Problem(source, labels, target, 3)
+    game = alignment.gtda(problem, start, num_neighbours=n - 1, most_rounds=3)
     nodes = np.concatenate([source, target])
     distance = np.linalg.norm(nodes[:, None] - nodes[None], axis=2)
     scale = [sorted(distance[i])[7] for i in range(n)]  # the first is the node itself
@@ -127,9 +130,8 @@ def test_gtda_is_the_replicator_game_on_the_whole_graph() -> None:
 
 def test_a_node_between_two_labels_follows_the_nearer_one() -> None:
     source, labels = np.array([[0.0], [1.0]]), np.array([0, 1])
-    game = alignment.gtda(
-        source, labels, np.array([[0.2]]), np.array([[0.5, 0.5]]), num_neighbours=2
-    )
+    problem = alignment.Problem(source, labels, np.array([[0.2]]), 2)
+    game = alignment.gtda(problem, np.array([[0.5, 0.5]]), num_neighbours=2)
     assert game.strategies_MC[2, 0] > 0.99
     assert np.array_equal(game.strategies_MC[:2], np.eye(2))
 
@@ -137,7 +139,7 @@ def test_a_node_between_two_labels_follows_the_nearer_one() -> None:
 def test_a_row_of_the_game_has_its_strategy_and_a_new_one_moves_by_its_neighbours() -> None:
     source, labels, target, _ = shifted_blobs(per_class=10)
     start = np.full((len(target), 3), 1 / 3)
-    game = alignment.gtda(source, labels, target, start)
+    game = alignment.gtda(alignment.Problem(source, labels, target, 3), start)
     rows = torch.from_numpy(target) + 1e-7
     again = alignment.gtda_strategies(rows, torch.from_numpy(start), game, 20)
     assert torch.equal(again, game.strategies_MC[len(source) :])
@@ -151,7 +153,7 @@ def test_a_row_of_the_game_has_its_strategy_and_a_new_one_moves_by_its_neighbour
 def test_doubles_and_far_rows_give_finite_strategies() -> None:
     source, labels = np.zeros((10, 2)), np.arange(10) % 2
     target = np.array([[0.0, 0.0], [1e6, 1e6]])
-    game = alignment.gtda(source, labels, target, np.full((2, 2), 0.5))
+    game = alignment.gtda(alignment.Problem(source, labels, target, 2), np.full((2, 2), 0.5))
     assert torch.isfinite(game.strategies_MC).all()
     assert np.allclose(game.strategies_MC.sum(1), 1)
 

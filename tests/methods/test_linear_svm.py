@@ -120,7 +120,7 @@ def test_a_class_that_only_one_half_has_does_not_win_in_the_other(
 def test_shares_of_votes_are_probabilities(name: str) -> None:
     method = make_method(name).eval()
     voters, dim = RNG.normal(size=(7, CLASSES, 5)), 5
-    method.keep_votes(list(voters), np.full(dim, 2.0))
+    method.keep(mean_D=np.zeros(dim), scale_D=np.full(dim, 2.0), weight_RCD=voters)
     rows = torch.from_numpy(RNG.normal(size=(6, dim))).float()
     expected = np.zeros((6, CLASSES))
     for n, row in enumerate(rows.double().numpy()):
@@ -133,7 +133,7 @@ def test_a_tie_goes_to_the_smaller_class() -> None:
     method = make_method("rwa").eval()
     voters = np.zeros((2, CLASSES, 3))
     voters[0, 1:], voters[1, 2:] = 1.0, 1.0
-    method.keep_votes(list(voters), np.ones(3))
+    method.keep(mean_D=np.zeros(3), scale_D=np.ones(3), weight_RCD=voters)
     shares = method.logits(torch.ones(1, 3)).softmax(1)[0].tolist()
     assert shares == pytest.approx([0, 0.5, 0.5, 0], abs=1e-6)
     assert method.logits(torch.ones(1, 3)).argmax(1).item() == 1

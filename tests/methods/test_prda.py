@@ -4,6 +4,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from certvol.methods import prda
+from certvol.methods._alignment import Problem
 from support.methods import make_method
 
 RNG = np.random.default_rng(0)
@@ -107,11 +108,11 @@ def test_all_rounds_are_those_of_the_loops() -> None:
     source, labels, target = (
         (rows - rows.mean(0)) / rows.std(0) if rows.ndim == 2 else rows for rows in blobs()
     )
-    weight, bias = prda.Augmentation(3, 3, 2, 0.7, 0.1).fit(
-        source, labels, target, np.random.default_rng(2)
-    )
+    config = prda.Method.Config(dims=3, subspaces=2, confidence=0.7, strength=0.1)
+    problem = Problem(source, labels, target, 3)
+    fitted = prda.Method.fit(problem, config, np.random.default_rng(2))
     expected = rounds_by_hand(source, labels, target, np.random.default_rng(2))
-    found = target @ weight.T + bias
+    found = target @ fitted["weight_CD"].T + fitted["bias_C"]
     found, expected = (each - each.mean(1, keepdims=True) for each in (found, expected))
     assert found == pytest.approx(expected, abs=1e-3)
     assert set(expected.argmax(1).tolist()) == {0, 1, 2}
@@ -136,8 +137,7 @@ def test_the_fitted_method_classifies_and_follows_the_runs_seed() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_few_rows_give_finite_classifiers(count: int) -> None:
     source, labels, target = blobs()
-    weight, bias = prda.Augmentation(3, 44, 3, 0.9, 1.0).fit(
-        source, labels, target[:count], np.random.default_rng(0)
-    )
-    assert np.isfinite(weight).all()
-    assert np.isfinite(bias).all()
+    problem = Problem(source, labels, target[:count], 3)
+    fitted = prda.Method.fit(problem, prda.Method.Config(), np.random.default_rng(0))
+    assert np.isfinite(fitted["weight_CD"]).all()
+    assert np.isfinite(fitted["bias_C"]).all()

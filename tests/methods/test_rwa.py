@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from certvol.methods import _linear_svm as svm
-from certvol.methods.adrem import RandomisedEM, balanced_copies
-from certvol.methods.rwa import Walk, balanced_bootstrap
+from certvol.methods import adrem, rwa
+from certvol.methods._alignment import Problem
+from certvol.methods.adrem import balanced_copies
+from certvol.methods.rwa import balanced_bootstrap
 from certvol.randomness import numpy_generator
 from support import naive_walks as naive
 from support.methods import make_method
@@ -44,9 +46,8 @@ def test_copies_are_even_and_as_many_for_each_class(count: float) -> None:
 def test_a_walk_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svm, "TOLERANCE", 1e-8)
     source, labels, target = overlapping()
-    weights = Walk(4, steps=6, target_share=0.7).weights(
-        source, labels, target, np.random.default_rng(5)
-    )
+    config = rwa.Method.Config(steps=6, target_share=0.7)
+    fitted = rwa.Method.fit(Problem(source, labels, target, 4), config, np.random.default_rng(5))
     draws = np.random.default_rng(5)
     strengths = [svm.best_strength(source, labels, 4, draws)]
     guessed = np.array(
@@ -55,21 +56,20 @@ def test_a_walk_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     strengths.append(svm.best_strength(target, guessed, 4, draws))
     problem = naive.Problem(source, labels.tolist(), target, 4)
     walked = naive.random_walk(problem, 6, (strengths[0], strengths[1]), draws, 0.7)
-    assert [svm.classify(target, each).tolist() for each in weights] == walked
+    assert [svm.classify(target, each).tolist() for each in fitted["weight_RCD"]] == walked
     assert len({tuple(each) for each in walked}) > 1, "the walk moves"
 
 
 def test_randomised_em_is_that_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svm, "TOLERANCE", 1e-8)
     source, labels, target = overlapping()
-    weights = RandomisedEM(4, rounds=3, repetitions=3).weights(
-        source, labels, target, np.random.default_rng(5)
-    )
+    config = adrem.Method.Config(rounds=3, repetitions=3)
+    fitted = adrem.Method.fit(Problem(source, labels, target, 4), config, np.random.default_rng(5))
     draws = np.random.default_rng(5)
     strength = svm.best_strength(source, labels, 4, draws)
     problem = naive.Problem(source, labels.tolist(), target, 4)
     expected = [naive.randomised_em(problem, 3, strength, draws) for _ in range(3)]
-    assert [svm.classify(target, each).tolist() for each in weights] == expected
+    assert [svm.classify(target, each).tolist() for each in fitted["weight_RCD"]] == expected
 
 
 @pytest.mark.parametrize("name", ["rwa", "adrem"])
@@ -129,9 +129,11 @@ def test_a_fit_divides_by_the_common_scale_and_counts_the_votes_of_the_loops(
 def test_a_target_of_one_class_keeps_its_label() -> None:
     source, labels, _ = overlapping()
     target = source[labels == 1][:5]
-    for weights in (
-        Walk(3, 3, 0.5).weights(source, labels, target, np.random.default_rng(0)),
-        RandomisedEM(3, 3, 2).weights(source, labels, target, np.random.default_rng(0)),
+    problem = Problem(source, labels, target, 3)
+    for method, config in (
+        (rwa.Method, rwa.Method.Config(steps=3, target_share=0.5)),
+        (adrem.Method, adrem.Method.Config(rounds=3, repetitions=2)),
     ):
+        weights = method.fit(problem, config, np.random.default_rng(0))["weight_RCD"]
         assert np.isfinite(weights).all()
         assert (svm.classify(target, weights[-1]) == 1).mean() >= 0.8

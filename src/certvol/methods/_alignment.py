@@ -6,7 +6,6 @@ and the estimators of `certvol.sklearn` share this module.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,20 @@ ROWS_AT_ONCE = 4096  # for distances to all source rows
 # Its distance is a node's bandwidth (the self-tuning kernel of Zelnik-Manor and Perona).
 SCALE_NEIGHBOUR = 7
 SETTLED = 1e-6  # largest change of a strategy at which the game ends
+
+
+class Problem(NamedTuple):
+    """Labelled rows of the source and unlabelled ones of the target."""
+
+    source_SD: Array
+    labels_S: Labels
+    target_TD: Array
+    num_classes: int
+
+    @property
+    def compared_TD(self) -> Array:
+        """The target's rows or, without any, the source's in their place."""
+        return self.target_TD if len(self.target_TD) else self.source_SD
 
 
 def mean_and_scale(features_ND: Array) -> tuple[Array, Array]:
@@ -83,8 +96,7 @@ def coral(source_SD: Array, target_TD: Array, ridge: float = 1.0) -> Array:
 # JDA
 
 
-@dataclass(frozen=True)
-class JointAlignment:
+class JointAlignment(NamedTuple):
     """The result of JDA: a projection, and the projected source rows."""
 
     projection_DK: Array
@@ -100,63 +112,59 @@ def unit_rows(rows_ND: Any) -> Any:
     return rows_ND / (length_N1 + (length_N1 == 0))
 
 
-@dataclass(frozen=True)
-class JDA:
+def jda(
+    problem: Problem, components: int = 100, ridge: float = 1.0, rounds: int = 10
+) -> JointAlignment:
     """Joint distribution adaptation: align the means of domains and classes, keep the variance.
 
     Each round solves (X M X^T + ridge I) A = X H X^T A Phi for its smallest Phi. M is a sum of C +
     1 outer products e e^T (`_contrasts`).
     """
+    from scipy.linalg import eigh
 
-    num_classes: int
-    components: int = 100
-    ridge: float = 1.0
-    rounds: int = 10
+    labels, target_TD = torch.from_numpy(problem.labels_S), problem.compared_TD
+    rows_ND = unit_rows(np.concatenate([problem.source_SD, target_TD]))
+    dim = rows_ND.shape[1]
+    centred_ND = rows_ND - rows_ND.mean(axis=0)
+    scatter_DD = centred_ND.T @ centred_ND  # X H X^T
+    largest = [max(0, dim - components), dim - 1]
+    pseudo_T: Labels | None = None
+    for _ in range(max(1, rounds)):
+        contrasts_NE = _contrasts(problem, pseudo_T)
+        size = float(np.linalg.norm(contrasts_NE.T @ contrasts_NE))  # ||M||_F, as M = E E^T
+        means_DE = rows_ND.T @ contrasts_NE / np.sqrt(max(size, SMALLEST_SCALE))
+        penalty_DD = means_DE @ means_DE.T + ridge * np.eye(dim)
+        _, vectors_DK = eigh(scatter_DD, penalty_DD, subset_by_index=largest)
+        projection_DK = vectors_DK[:, ::-1]
+        projected_NK = torch.from_numpy(unit_rows(rows_ND @ projection_DK))
+        source_SK, target_TK = projected_NK.tensor_split([len(labels)])
+        logits_TC = nearest_logits(target_TK, source_SK, labels, problem.num_classes, 1.0)
+        found_T = logits_TC.argmax(1).numpy()
+        if pseudo_T is not None and np.array_equal(found_T, pseudo_T):
+            break
+        pseudo_T = found_T
+    nearest = float(-logits_TC.max(1).values.median())
+    return JointAlignment(projection_DK, source_SK.numpy(), max(nearest, 1e-3))
 
-    def fit(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> JointAlignment:
-        from scipy.linalg import eigh
 
-        rows_ND = unit_rows(np.concatenate([source_SD, target_TD]))
-        num_source, dim = len(source_SD), rows_ND.shape[1]
-        centred_ND = rows_ND - rows_ND.mean(axis=0)
-        scatter_DD = centred_ND.T @ centred_ND  # X H X^T
-        largest = [max(0, dim - self.components), dim - 1]
-        pseudo_T: Labels | None = None
-        for _ in range(max(1, self.rounds)):
-            contrasts_NE = self._contrasts(labels_S, pseudo_T, len(target_TD))
-            size = float(np.linalg.norm(contrasts_NE.T @ contrasts_NE))  # ||M||_F, as M = E E^T
-            means_DE = rows_ND.T @ contrasts_NE / np.sqrt(max(size, SMALLEST_SCALE))
-            penalty_DD = means_DE @ means_DE.T + self.ridge * np.eye(dim)
-            _, vectors_DK = eigh(scatter_DD, penalty_DD, subset_by_index=largest)
-            projection_DK = vectors_DK[:, ::-1]
-            projected_NK = torch.from_numpy(unit_rows(rows_ND @ projection_DK))
-            source_SK, target_TK = projected_NK.tensor_split([num_source])
-            labels = torch.from_numpy(labels_S)
-            logits_TC = nearest_logits(target_TK, source_SK, labels, self.num_classes, 1.0)
-            found_T = logits_TC.argmax(1).numpy()
-            if pseudo_T is not None and np.array_equal(found_T, pseudo_T):
-                break
-            pseudo_T = found_T
-        nearest = float(-logits_TC.max(1).values.median()) if len(target_TD) else 1.0
-        return JointAlignment(projection_DK, source_SK.numpy(), max(nearest, 1e-3))
+def _contrasts(problem: Problem, pseudo_T: Labels | None) -> Array:
+    """Return the columns e of M = sum e e^T: differences between the domains' means.
 
-    def _contrasts(self, labels_S: Labels, pseudo_T: Labels | None, num_target: int) -> Array:
-        """Return the columns e of M = sum e e^T: differences between the domains' means.
+    The first is that of all rows, weighted by C; the others are those of the classes present in
+    both domains.
+    """
 
-        The first is that of all rows, weighted by C; the others are those of the classes present in
-        both domains.
-        """
+    def column(in_source: NDArray[np.bool_], in_target: NDArray[np.bool_]) -> Array:
+        means = [rows / max(1, int(rows.sum())) for rows in (in_source, in_target)]
+        return np.concatenate([means[0], -means[1]])
 
-        def column(in_source: NDArray[np.bool_], in_target: NDArray[np.bool_]) -> Array:
-            means = [rows / max(1, int(rows.sum())) for rows in (in_source, in_target)]
-            return np.concatenate([means[0], -means[1]])
-
-        everything = column(np.ones(len(labels_S), bool), np.ones(num_target, bool))
-        columns = [everything * float(np.sqrt(self.num_classes))]
-        if pseudo_T is not None:
-            shared = np.intersect1d(labels_S, pseudo_T)
-            columns += [column(labels_S == label, pseudo_T == label) for label in shared]
-        return np.stack(columns, axis=1)
+    labels_S = problem.labels_S
+    everything = column(np.ones(len(labels_S), bool), np.ones(len(problem.compared_TD), bool))
+    columns = [everything * float(np.sqrt(problem.num_classes))]
+    if pseudo_T is not None:
+        shared = np.intersect1d(labels_S, pseudo_T)
+        columns += [column(labels_S == label, pseudo_T == label) for label in shared]
+    return np.stack(columns, axis=1)
 
 
 def _distances(rows_ND: Tensor, others_MD: Tensor) -> Tensor:
@@ -236,17 +244,12 @@ def replicate(strategies_NC: Tensor, payoffs_NC: Tensor) -> Tensor:
 
 
 def gtda(
-    source_SD: Array,
-    labels_S: Labels,
-    target_TD: Array,
-    start_TC: Array,
-    num_neighbours: int = 20,
-    most_rounds: int = 200,
+    problem: Problem, start_TC: Array, num_neighbours: int = 20, most_rounds: int = 200
 ) -> Game:
     """Play the game from `start_TC` until target nodes settle; source nodes are fixed."""
-    num_source = len(source_SD)
-    nodes_MD = torch.from_numpy(np.concatenate([source_SD, target_TD]))
-    one_hot_SC = np.eye(start_TC.shape[1])[labels_S]
+    num_source = len(problem.source_SD)
+    nodes_MD = torch.from_numpy(np.concatenate([problem.source_SD, problem.target_TD]))
+    one_hot_SC = np.eye(problem.num_classes)[problem.labels_S]
     strategies_MC = torch.from_numpy(np.concatenate([one_hot_SC, start_TC]))
     distances, numbers = neighbours(nodes_MD, nodes_MD, max(num_neighbours, SCALE_NEIGHBOUR) + 1)
     distances, numbers = distances[:, 1:], numbers[:, 1:]  # without the node itself, or its double

@@ -4,13 +4,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.methods import basic
-from certvol.methods._alignment import Array, mean_and_scale
+from certvol.methods._alignment import Array, Problem, mean_and_scale
 from certvol.nn.heads import Drop
 from certvol.nn.network import Network
+from certvol.randomness import numpy_generator
+
+Fitted = dict[str, Any]
+"""Fitted arrays and numbers by name."""
 
 
 class ClosedFormMethod(basic.Method):
@@ -33,23 +36,34 @@ class ClosedFormMethod(basic.Method):
         self.seed = int(torch.randint(2**31 - 1, ()))
         """Seed of what the fit draws; it follows from the run's, as initial weights do."""
 
-    def keep(self, **arrays: NDArray[Any]) -> None:
-        """Store fitted arrays, floats as float32 and integers unchanged."""
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        """Fit to scaled rows; return what `arrays` names. Estimators of scikit-learn share this."""
+        raise NotImplementedError
+
+    @staticmethod
+    def moments(source_SD: Array, target_TD: Array) -> list[tuple[Array, Array]]:
+        """Return the mean and scale of the source's features, and those of the target's."""
+        return [mean_and_scale(source_SD), mean_and_scale(target_TD)]
+
+    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
+        both = [rows.double().numpy() for rows in (source_SD, target_TD)]
+        moments = self.moments(*both)
+        source, target = (
+            (rows - mean) / scale for rows, (mean, scale) in zip(both, moments, strict=True)
+        )
+        problem = Problem(source, labels_S.numpy(), target, self.network.num_classes)
+        draws = numpy_generator(self.seed, type(self).__module__.rpartition(".")[2])
+        mean_D, scale_D = moments[1]
+        self.keep(mean_D=mean_D, scale_D=scale_D, **self.fit(problem, self.config, draws))
+
+    def keep(self, **arrays: Any) -> None:
+        """Store what was fitted, floats as float32 and integers unchanged."""
         device = next(self.network.classifier.parameters()).device
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.ascontiguousarray(array))
             tensor = tensor.float() if tensor.is_floating_point() else tensor
             setattr(self, name, tensor.to(device))
-
-    def keep_standardised(self, source_SD: Tensor, target_TD: Tensor) -> tuple[Array, Array]:
-        """Standardise each domain by its own mean and scale; keep the target's for predictions."""
-        standardised = []
-        for rows_ND in (source_SD, target_TD):
-            rows = rows_ND.double().numpy()
-            mean_D, scale_D = mean_and_scale(rows)
-            standardised.append((rows - mean_D) / scale_D)
-        self.keep(mean_D=mean_D, scale_D=scale_D)
-        return standardised[0], standardised[1]
 
     def logits(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:
         if len(self.mean_D) == 0:  # before the fit

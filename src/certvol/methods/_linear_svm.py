@@ -5,11 +5,9 @@ Fitting takes and returns numpy arrays in float64; prediction uses torch tensors
 """
 
 import warnings
-from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.methods._alignment import SMALLEST_SCALE, Array, Labels
@@ -104,19 +102,10 @@ class VotingMethod(ClosedFormMethod):
     arrays = ("weight_RCD",)
     weight_RCD: Tensor
 
-    def voters(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> list[Array]:
-        """Return the weights of the voters, each C x D, for features divided by their scale."""
-        raise NotImplementedError
-
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
-        scale_D = joint_scale(source, target)
-        weights = self.voters(source / scale_D, labels_S.numpy(), target / scale_D)
-        self.keep_votes(weights, scale_D)
-
-    def keep_votes(self, weights: Sequence[Array], scale_D: NDArray[np.float64]) -> None:
-        """Keep the voters, which classify features divided by `scale_D`."""
-        self.keep(mean_D=np.zeros_like(scale_D), scale_D=scale_D, weight_RCD=np.stack(weights))
+    @staticmethod
+    def moments(source_SD: Array, target_TD: Array) -> list[tuple[Array, Array]]:
+        scale_D = joint_scale(source_SD, target_TD)
+        return [(np.zeros_like(scale_D), scale_D)] * 2
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
         return vote_shares(rows_ND, self.weight_RCD).clamp_min(LEAST_SHARE).log()

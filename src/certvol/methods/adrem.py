@@ -14,17 +14,13 @@ The SVMs vote on new images too. The published variant with logistic regression 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from certvol.methods._alignment import Array, Labels
-from certvol.methods._linear_svm import (
-    VotingMethod,
-    best_strength,
-    classify,
-    linear_svm,
-)
-from certvol.randomness import numpy_generator
+from certvol.methods._alignment import Labels, Problem
+from certvol.methods._closed_form import Fitted
+from certvol.methods._linear_svm import VotingMethod, best_strength, classify, linear_svm
 from certvol.settings import setting
 
 
@@ -45,36 +41,6 @@ def balanced_copies(
     return copies_N
 
 
-@dataclass(frozen=True)
-class RandomisedEM:
-    """Repeated self-training on growing random parts of the target."""
-
-    num_classes: int
-    rounds: int
-    repetitions: int
-
-    def weights(
-        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
-    ) -> list[Array]:
-        """Return the weights, C x D, at the end of each repetition."""
-        strength = best_strength(source_SD, labels_S, self.num_classes, draws)
-        source_CD = linear_svm(source_SD, labels_S, self.num_classes, strength)
-        rows_ND = np.concatenate([source_SD, target_TD])
-        once_S = np.ones(len(source_SD), dtype=np.int64)
-        found = []
-        for _ in range(self.repetitions):
-            weight_CD = source_CD
-            for number in range(1, self.rounds + 1):
-                labels_T = classify(target_TD, weight_CD)
-                count = len(target_TD) * number / self.rounds
-                copies_T = balanced_copies(labels_T, self.num_classes, count, draws)
-                labels_N = np.concatenate([labels_S, labels_T])
-                copies_N = np.concatenate([once_S, copies_T])
-                weight_CD = linear_svm(rows_ND, labels_N, self.num_classes, strength, copies_N)
-            found.append(weight_CD)
-        return found
-
-
 class Method(VotingMethod):
     summary = "AdREM on fixed features: SVMs, self-trained on growing parts of the target, vote"
 
@@ -87,7 +53,23 @@ class Method(VotingMethod):
             11, above=0, at_most=10_000, help="Repetitions of the self-training; each adds a voter."
         )
 
-    def voters(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> list[Array]:
-        em = RandomisedEM(self.network.num_classes, self.config.rounds, self.config.repetitions)
-        draws = numpy_generator(self.seed, "adrem")
-        return em.weights(source_SD, labels_S, target_TD, draws)
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        """Return the weights at the end of each repetition."""
+        source_SD, labels_S, target_TD, classes = problem
+        strength = best_strength(source_SD, labels_S, classes, draws)
+        source_CD = linear_svm(source_SD, labels_S, classes, strength)
+        rows_ND = np.concatenate([source_SD, target_TD])
+        once_S = np.ones(len(source_SD), dtype=np.int64)
+        found = []
+        for _ in range(config.repetitions):
+            weight_CD = source_CD
+            for number in range(1, config.rounds + 1):
+                labels_T = classify(target_TD, weight_CD)
+                count = len(target_TD) * number / config.rounds
+                copies_T = balanced_copies(labels_T, classes, count, draws)
+                labels_N = np.concatenate([labels_S, labels_T])
+                copies_N = np.concatenate([once_S, copies_T])
+                weight_CD = linear_svm(rows_ND, labels_N, classes, strength, copies_N)
+            found.append(weight_CD)
+        return {"weight_RCD": np.stack(found)}

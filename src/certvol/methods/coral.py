@@ -9,11 +9,12 @@ need probabilities.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import numpy as np
 
-from certvol.methods._alignment import coral, logistic_regression
-from certvol.methods._closed_form import LinearMethod
+from certvol.methods._alignment import Problem, coral, logistic_regression
+from certvol.methods._closed_form import Fitted, LinearMethod
 from certvol.settings import setting
 
 
@@ -27,9 +28,10 @@ class Method(LinearMethod):
         )
         strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        source, target = self.keep_standardised(source_SD, target_TD)
-        aligned_SD = coral(source, target, self.config.ridge)
-        labels, classes = labels_S.numpy(), self.network.num_classes
-        weight_CD, bias_C = logistic_regression(aligned_SD, labels, classes, self.config.strength)
-        self.keep(weight_CD=weight_CD, bias_C=bias_C)
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        source_SD, labels_S, target_TD, classes = problem
+        if len(target_TD):
+            source_SD = coral(source_SD, target_TD, config.ridge)
+        weight_CD, bias_C = logistic_regression(source_SD, labels_S, classes, config.strength)
+        return {"weight_CD": weight_CD, "bias_C": bias_C}

@@ -12,18 +12,20 @@ images of the run) has the node's strategy.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from certvol.methods._alignment import Game, gtda, gtda_strategies, logistic_regression
-from certvol.methods._closed_form import LinearMethod
+from certvol.methods._alignment import Game, Problem, gtda, gtda_strategies, logistic_regression
+from certvol.methods._closed_form import Fitted, LinearMethod
 from certvol.settings import setting
 
 
 class Method(LinearMethod):
     summary = "GTDA+LR on fixed features: labels spread over a graph of neighbours by a game"
-    arrays = (*LinearMethod.arrays, "nodes_MD", "strategies_MC", "scales_M")
+    arrays = (*LinearMethod.arrays, *Game._fields)
     nodes_MD: Tensor
     strategies_MC: Tensor
     scales_M: Tensor
@@ -36,15 +38,14 @@ class Method(LinearMethod):
         rounds: int = setting(200, above=0, at_most=10_000, help="Largest number of iterations.")
         strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        source, target = self.keep_standardised(source_SD, target_TD)
-        config, labels, classes = self.config, labels_S.numpy(), self.network.num_classes
-        weight_CD, bias_C = logistic_regression(source, labels, classes, config.strength)
-        posterior_TC = torch.from_numpy(target @ weight_CD.T + bias_C).softmax(1).numpy()
-        game = gtda(source, labels, target, posterior_TC, config.neighbours, config.rounds)
-        nodes, strategies, scales = (tensor.numpy() for tensor in game)
-        self.keep(weight_CD=weight_CD, bias_C=bias_C)
-        self.keep(nodes_MD=nodes, strategies_MC=strategies, scales_M=scales)
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        source_SD, labels_S, target_TD, classes = problem
+        weight_CD, bias_C = logistic_regression(source_SD, labels_S, classes, config.strength)
+        posterior_TC = torch.from_numpy(target_TD @ weight_CD.T + bias_C).softmax(1).numpy()
+        game = gtda(problem, posterior_TC, config.neighbours, config.rounds)
+        nodes = {name: tensor.numpy() for name, tensor in game._asdict().items()}
+        return {"weight_CD": weight_CD, "bias_C": bias_C, **nodes}
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
         start_NC = super().fitted_logits(rows_ND).softmax(1)

@@ -12,12 +12,13 @@ class's nearest row; their argmax is the nearest neighbour's class.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from certvol.methods._alignment import JDA, nearest_logits, unit_rows
-from certvol.methods._closed_form import ClosedFormMethod
+from certvol.methods._alignment import Array, Problem, jda, nearest_logits, unit_rows
+from certvol.methods._closed_form import ClosedFormMethod, Fitted
 from certvol.settings import setting
 
 
@@ -41,19 +42,15 @@ class Method(ClosedFormMethod):
             10, above=0, at_most=10_000, help="Most rounds of projecting and relabelling."
         )
 
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        dim, config = source_SD.shape[1], self.config
-        source, target = (rows.double().numpy() for rows in (source_SD, target_TD))
-        jda = JDA(self.network.num_classes, config.components, config.ridge, config.rounds)
-        found = jda.fit(source, labels_S.numpy(), target)
-        self.keep(
-            mean_D=np.zeros(dim),
-            scale_D=np.ones(dim),
-            projection_DK=found.projection_DK,
-            source_SK=found.source_SK,
-            labels_S=labels_S.numpy(),
-            temperature=np.array([found.temperature]),
-        )
+    @staticmethod
+    def moments(source_SD: Array, target_TD: Array) -> list[tuple[Array, Array]]:
+        dim = source_SD.shape[1]
+        return [(np.zeros(dim), np.ones(dim))] * 2
+
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        found = jda(problem, config.components, config.ridge, config.rounds)
+        return {**found._asdict(), "labels_S": problem.labels_S}
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
         rows_NK = unit_rows(unit_rows(rows_ND) @ self.projection_DK)

@@ -20,14 +20,13 @@ enlarged source).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from certvol.methods._alignment import Array, Labels, logistic_regression, mean_and_scale
-from certvol.methods._closed_form import LinearMethod
-from certvol.randomness import numpy_generator
+from certvol.methods._alignment import Array, Problem, logistic_regression, mean_and_scale
+from certvol.methods._closed_form import Fitted, LinearMethod
 from certvol.settings import setting
 
 RATIOS = (0.8, 0.6, 0.4, 0.2)  # of the source in virtual rows
@@ -83,54 +82,29 @@ def alignment(pairs: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.concatenate(rotated, axis=1), np.concatenate([b_DK for _, b_DK in pairs], axis=1)
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Rounds that enlarge the source by virtual rows."""
+def virtual_rows(
+    source_SD: Array, target_TD: Array, ratio: float, draws: np.random.Generator
+) -> Array:
+    """Return a standardised virtual domain of as many rows as the source has."""
+    from_source, from_target = (
+        rows[draws.integers(len(rows), size=len(source_SD))] for rows in (source_SD, target_TD)
+    )
+    virtual_SD = ratio * from_source + (1 - ratio) * from_target
+    mean_D, scale_D = mean_and_scale(virtual_SD)
+    return np.asarray((virtual_SD - mean_D) / scale_D)
 
-    num_classes: int
-    dims: int
-    most_subspaces: int
-    confidence: float
-    strength: float
 
-    def fit(
-        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
-    ) -> tuple[Array, Array]:
-        """Return a linear classifier of target rows, W (C x D) and b (C)."""
-        rows_ND, labels_N = source_SD, labels_S
-        for ratio in RATIOS:
-            virtual_SD = self._between(source_SD, target_TD, ratio, draws)
-            weight_CD, bias_C = self._aligned_classifier(rows_ND, labels_N, virtual_SD)
-            logits_SC = torch.from_numpy(virtual_SD @ weight_CD.T + bias_C)
-            sure_S, found_S = (each.numpy() for each in logits_SC.softmax(dim=1).max(dim=1))
-            kept_S = sure_S >= self.confidence
-            rows_ND = np.concatenate([rows_ND, virtual_SD[kept_S]])
-            labels_N = np.concatenate([labels_N, found_S[kept_S]])
-        return self._aligned_classifier(rows_ND, labels_N, target_TD)
-
-    def _between(
-        self, source_SD: Array, target_TD: Array, ratio: float, draws: np.random.Generator
-    ) -> Array:
-        """Return a standardised virtual domain of as many rows as the source has."""
-        from_source, from_target = (
-            rows[draws.integers(len(rows), size=len(source_SD))] for rows in (source_SD, target_TD)
-        )
-        virtual_SD = ratio * from_source + (1 - ratio) * from_target
-        mean_D, scale_D = mean_and_scale(virtual_SD)
-        return np.asarray((virtual_SD - mean_D) / scale_D)
-
-    def _aligned_classifier(
-        self, source_SD: Array, labels_S: Labels, other_ND: Array
-    ) -> tuple[Array, Array]:
-        """Fit a classifier to the source aligned with another domain; return W and b for that."""
-        fewest = min(len(source_SD), len(other_ND)) - 1
-        dims = max(1, min(self.dims, fewest, source_SD.shape[1]))
-        bases = [subspaces(rows, dims, self.most_subspaces) for rows in (source_SD, other_ND)]
-        source_DE, other_DE = alignment(match(*bases))
-        weight_CE, bias_C = logistic_regression(
-            source_SD @ source_DE, labels_S, self.num_classes, self.strength
-        )
-        return weight_CE @ other_DE.T, bias_C
+def aligned_classifier(problem: Problem, config: Any) -> tuple[Array, Array]:
+    """Fit a classifier to the source aligned with another domain; return W and b for that."""
+    source_SD, labels_S, other_ND, classes = problem
+    fewest = min(len(source_SD), len(other_ND)) - 1
+    dims = max(1, min(config.dims, fewest, source_SD.shape[1]))
+    bases = [subspaces(rows, dims, config.subspaces) for rows in (source_SD, other_ND)]
+    source_DE, other_DE = alignment(match(*bases))
+    weight_CE, bias_C = logistic_regression(
+        source_SD @ source_DE, labels_S, classes, config.strength
+    )
+    return weight_CE @ other_DE.T, bias_C
 
 
 class Method(LinearMethod):
@@ -145,16 +119,19 @@ class Method(LinearMethod):
         )
         strength: float = setting(1.0, above=0, help="Inverse regularisation of the regression.")
 
-    def fit_features(self, source_SD: Tensor, labels_S: Tensor, target_TD: Tensor) -> None:
-        source, target = self.keep_standardised(source_SD, target_TD)
-        config = self.config
-        rounds = Augmentation(
-            self.network.num_classes,
-            config.dims,
-            config.subspaces,
-            config.confidence,
-            config.strength,
-        )
-        draws = numpy_generator(self.seed, "prda")
-        weight_CD, bias_C = rounds.fit(source, labels_S.numpy(), target, draws)
-        self.keep(weight_CD=weight_CD, bias_C=bias_C)
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        rows_ND, labels_N, _, classes = problem
+        target_TD = problem.compared_TD
+        for ratio in RATIOS:
+            virtual_SD = virtual_rows(problem.source_SD, target_TD, ratio, draws)
+            enlarged = Problem(rows_ND, labels_N, virtual_SD, classes)
+            weight_CD, bias_C = aligned_classifier(enlarged, config)
+            logits_SC = torch.from_numpy(virtual_SD @ weight_CD.T + bias_C)
+            sure_S, found_S = (each.numpy() for each in logits_SC.softmax(dim=1).max(dim=1))
+            kept_S = sure_S >= config.confidence
+            rows_ND = np.concatenate([rows_ND, virtual_SD[kept_S]])
+            labels_N = np.concatenate([labels_N, found_S[kept_S]])
+        enlarged = Problem(rows_ND, labels_N, target_TD, classes)
+        weight_CD, bias_C = aligned_classifier(enlarged, config)
+        return {"weight_CD": weight_CD, "bias_C": bias_C}

@@ -15,17 +15,13 @@ features.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from certvol.methods._alignment import Array, Labels
-from certvol.methods._linear_svm import (
-    VotingMethod,
-    best_strength,
-    classify,
-    linear_svm,
-)
-from certvol.randomness import numpy_generator
+from certvol.methods._alignment import Labels, Problem
+from certvol.methods._closed_form import Fitted
+from certvol.methods._linear_svm import VotingMethod, best_strength, classify, linear_svm
 from certvol.settings import setting
 
 
@@ -37,31 +33,6 @@ def balanced_bootstrap(labels_N: Labels, num_classes: int, draws: np.random.Gene
         rows = np.flatnonzero(labels_N == label)
         np.add.at(copies_N, draws.choice(rows, per_class), 1)
     return copies_N
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Random steps from labels to labels of the target."""
-
-    num_classes: int
-    steps: int
-    target_share: float
-
-    def weights(
-        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
-    ) -> list[Array]:
-        """Return the weights, C x D, that labelled the target after each step."""
-        strength = best_strength(source_SD, labels_S, self.num_classes, draws)
-        source_CD = linear_svm(source_SD, labels_S, self.num_classes, strength)
-        labels_T = classify(target_TD, source_CD)
-        strength = best_strength(target_TD, labels_T, self.num_classes, draws)
-        found = []
-        for _ in range(self.steps):
-            copies_T = balanced_bootstrap(labels_T, self.num_classes, draws)
-            target_CD = linear_svm(target_TD, labels_T, self.num_classes, strength, copies_T)
-            found.append(self.target_share * target_CD + (1 - self.target_share) * source_CD)
-            labels_T = classify(target_TD, found[-1])
-        return found
 
 
 class Method(VotingMethod):
@@ -79,7 +50,18 @@ class Method(VotingMethod):
             help="Share of the target's SVM in a step's average of weights.",
         )
 
-    def voters(self, source_SD: Array, labels_S: Labels, target_TD: Array) -> list[Array]:
-        walk = Walk(self.network.num_classes, self.config.steps, self.config.target_share)
-        draws = numpy_generator(self.seed, "rwa")
-        return walk.weights(source_SD, labels_S, target_TD, draws)
+    @staticmethod
+    def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        """Return the weights that labelled the target after each step of the walk."""
+        source_SD, labels_S, target_TD, classes = problem
+        strength = best_strength(source_SD, labels_S, classes, draws)
+        source_CD = linear_svm(source_SD, labels_S, classes, strength)
+        labels_T = classify(target_TD, source_CD)
+        strength = best_strength(target_TD, labels_T, classes, draws)
+        found = []
+        for _ in range(config.steps):
+            copies_T = balanced_bootstrap(labels_T, classes, draws)
+            target_CD = linear_svm(target_TD, labels_T, classes, strength, copies_T)
+            found.append(config.target_share * target_CD + (1 - config.target_share) * source_CD)
+            labels_T = classify(target_TD, found[-1])
+        return {"weight_RCD": np.stack(found)}

@@ -1,19 +1,57 @@
-"""Estimators that are fitted in closed form, without gradient steps."""
+"""Estimators that are fitted in closed form, without gradient steps, by the methods' own fits."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from certvol.methods import _alignment as alignment
 from certvol.methods import adrem, coral, gtda, jda, prda, rwa
-from certvol.methods._alignment import Array
+from certvol.methods._alignment import Array, Problem
+from certvol.methods._closed_form import ClosedFormMethod
 from certvol.methods._linear_svm import joint_scale, vote_shares
 from certvol.randomness import numpy_generator
-from certvol.sklearn._rows import Labels, TargetClassifier, declared
+from certvol.sklearn._rows import UNLABELLED, Rows, TargetClassifier, declared
+
+ATTRIBUTES = {
+    "weight_CD": "coef_",
+    "weight_RCD": "coef_",
+    "bias_C": "intercept_",
+    "projection_DK": "projection_",
+    "source_SK": "source_",
+    "labels_S": "source_labels_",
+    "temperature": "temperature_",
+    "nodes_MD": "nodes_",
+    "strategies_MC": "strategies_",
+    "scales_M": "scales_",
+}
+"""The estimators' attributes by the names of the arrays that methods fit."""
 
 
-class _LinearClassifier(TargetClassifier):
+class _ClosedFormClassifier(TargetClassifier):
+    """An estimator that calls the fit of a method in closed form."""
+
+    _method: ClassVar[type[ClosedFormMethod]]
+
+    def _fit_rows(self, rows: Rows, seed: int) -> None:
+        """Fit; labelled target rows join the source."""
+        is_known_T = rows.known_T != UNLABELLED
+        source_SD = np.concatenate([rows.source_SD, rows.target_TD[is_known_T]])
+        labels_S = np.concatenate([rows.labels_S, rows.known_T[is_known_T]])
+        self._fit(Problem(source_SD, labels_S, rows.target_TD, len(self.classes_)), seed)
+
+    def _fit(self, problem: Problem, seed: int) -> None:
+        given = self.get_params(deep=False).items()
+        settings = {
+            self._settings[name].name: value for name, value in given if name in self._settings
+        }
+        draws = numpy_generator(seed, type(self).__name__)
+        fitted = self._method.fit(problem, self._method.Config(**settings), draws)
+        for name, value in fitted.items():
+            setattr(self, ATTRIBUTES[name], value)
+
+
+class _LinearClassifier(_ClosedFormClassifier):
     """A linear classifier of standardised rows."""
 
     coef_: Array
@@ -24,6 +62,20 @@ class _LinearClassifier(TargetClassifier):
         return np.asarray(logits_NC.softmax(1).numpy())
 
 
+class _VotingClassifier(_ClosedFormClassifier):
+    """A vote of linear support vector machines; probabilities are the shares of votes."""
+
+    def _fit(self, problem: Problem, seed: int) -> None:
+        source_SD, labels_S, _, classes = problem
+        target_TD = problem.compared_TD
+        scale_D = self.deviation_ = joint_scale(source_SD, target_TD)
+        super()._fit(Problem(source_SD / scale_D, labels_S, target_TD / scale_D, classes), seed)
+
+    def _probabilities(self, rows_ND: Array) -> Array:
+        rows, weights = torch.from_numpy(rows_ND / self.deviation_), torch.from_numpy(self.coef_)
+        return np.asarray(vote_shares(rows, weights).numpy())
+
+
 class CORALClassifier(_LinearClassifier):
     """Correlation alignment: a logistic regression on the source with the target's covariance.
 
@@ -32,7 +84,7 @@ class CORALClassifier(_LinearClassifier):
     - `C`: inverse regularisation of the logistic regression
     """
 
-    _settings = declared(coral.Method.Config, C="strength")
+    _method, _settings = coral.Method, declared(coral.Method.Config, C="strength")
 
     def __init__(
         self,
@@ -44,15 +96,8 @@ class CORALClassifier(_LinearClassifier):
     ) -> None:
         self._store(locals())
 
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
-        if len(target_TD):
-            source_SD = alignment.coral(source_SD, target_TD, self.ridge)
-        self.coef_, self.intercept_ = alignment.logistic_regression(
-            source_SD, labels_S, len(self.classes_), self.C
-        )
 
-
-class JDAClassifier(TargetClassifier):
+class JDAClassifier(_ClosedFormClassifier):
     """Joint distribution adaptation: project both domains, label by the nearest source row.
 
     In the projection, the means of the domains and of their classes agree.
@@ -63,6 +108,7 @@ class JDAClassifier(TargetClassifier):
     - `standardize`: None (rows are scaled to unit length in any case), 'joint' or 'domain'
     """
 
+    _method = jda.Method
     _settings = declared(jda.Method.Config, n_components="components", iterations="rounds")
 
     def __init__(
@@ -75,12 +121,6 @@ class JDAClassifier(TargetClassifier):
         random_state: Any = None,
     ) -> None:
         self._store(locals())
-
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
-        fit = alignment.JDA(len(self.classes_), self.n_components, self.ridge, self.iterations).fit
-        found = fit(source_SD, labels_S, target_TD if len(target_TD) else source_SD)
-        self.projection_, self.source_ = found.projection_DK, found.source_SK
-        self.temperature_, self.source_labels_ = found.temperature, labels_S
 
     def _probabilities(self, rows_ND: Array) -> Array:
         projected_NK = alignment.unit_rows(alignment.unit_rows(rows_ND) @ self.projection_)
@@ -100,6 +140,7 @@ class GTDAClassifier(_LinearClassifier):
     - `standardize`: 'domain' (each domain's own mean and variance), 'joint' or None
     """
 
+    _method = gtda.Method
     _settings = declared(
         gtda.Method.Config, n_neighbors="neighbours", iterations="rounds", C="strength"
     )
@@ -115,16 +156,6 @@ class GTDAClassifier(_LinearClassifier):
     ) -> None:
         self._store(locals())
 
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
-        self.coef_, self.intercept_ = alignment.logistic_regression(
-            source_SD, labels_S, len(self.classes_), self.C
-        )
-        start_TC = super()._probabilities(target_TD)
-        game = alignment.gtda(
-            source_SD, labels_S, target_TD, start_TC, self.n_neighbors, self.iterations
-        )
-        self.nodes_, self.strategies_, self.scales_ = (each.numpy() for each in game)
-
     def _probabilities(self, rows_ND: Array) -> Array:
         arrays = (self.nodes_, self.strategies_, self.scales_)
         game = alignment.Game(*(torch.from_numpy(array) for array in arrays))
@@ -132,27 +163,6 @@ class GTDAClassifier(_LinearClassifier):
         rows = torch.from_numpy(rows_ND)
         found_NC = alignment.gtda_strategies(rows, start, game, self.n_neighbors)
         return np.asarray(found_NC.numpy())
-
-
-class _VotingClassifier(TargetClassifier):
-    """A vote of linear support vector machines; probabilities are the shares of votes."""
-
-    def _weights(
-        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
-    ) -> list[Array]:
-        """Return the voters' weights, C x D each, for scaled features."""
-        raise NotImplementedError
-
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
-        target_TD = target_TD if len(target_TD) else source_SD
-        self.deviation_ = joint_scale(source_SD, target_TD)
-        source_SD, target_TD = source_SD / self.deviation_, target_TD / self.deviation_
-        draws = numpy_generator(seed, type(self).__name__)
-        self.coef_ = np.stack(self._weights(source_SD, labels_S, target_TD, draws))
-
-    def _probabilities(self, rows_ND: Array) -> Array:
-        rows, weights = torch.from_numpy(rows_ND / self.deviation_), torch.from_numpy(self.coef_)
-        return np.asarray(vote_shares(rows, weights).numpy())
 
 
 class RWAClassifier(_VotingClassifier):
@@ -163,7 +173,7 @@ class RWAClassifier(_VotingClassifier):
     - `standardize`: None (features are divided by their deviation anyway), 'joint' or 'domain'
     """
 
-    _settings = declared(rwa.Method.Config, iterations="steps")
+    _method, _settings = rwa.Method, declared(rwa.Method.Config, iterations="steps")
 
     def __init__(
         self,
@@ -175,12 +185,6 @@ class RWAClassifier(_VotingClassifier):
     ) -> None:
         self._store(locals())
 
-    def _weights(
-        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
-    ) -> list[Array]:
-        walk = rwa.Walk(len(self.classes_), self.iterations, self.target_share)
-        return walk.weights(source_SD, labels_S, target_TD, draws)
-
 
 class AdREMClassifier(_VotingClassifier):
     """Randomised expectation maximisation: self-training on growing random parts of the target.
@@ -190,7 +194,7 @@ class AdREMClassifier(_VotingClassifier):
     - `standardize`: None (features are divided by their deviation anyway), 'joint' or 'domain'
     """
 
-    _settings = declared(adrem.Method.Config)
+    _method, _settings = adrem.Method, declared(adrem.Method.Config)
 
     def __init__(
         self,
@@ -201,12 +205,6 @@ class AdREMClassifier(_VotingClassifier):
         random_state: Any = None,
     ) -> None:
         self._store(locals())
-
-    def _weights(
-        self, source_SD: Array, labels_S: Labels, target_TD: Array, draws: np.random.Generator
-    ) -> list[Array]:
-        em = adrem.RandomisedEM(len(self.classes_), self.rounds, self.repetitions)
-        return em.weights(source_SD, labels_S, target_TD, draws)
 
 
 class PrDAClassifier(_LinearClassifier):
@@ -219,7 +217,10 @@ class PrDAClassifier(_LinearClassifier):
     - `standardize`: 'domain' (each domain's own mean and variance), 'joint' or None
     """
 
-    _settings = declared(prda.Method.Config, n_components="dims", C="strength")
+    _method, _settings = (
+        prda.Method,
+        declared(prda.Method.Config, n_components="dims", C="strength"),
+    )
 
     def __init__(
         self,
@@ -232,11 +233,3 @@ class PrDAClassifier(_LinearClassifier):
         random_state: Any = None,
     ) -> None:
         self._store(locals())
-
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
-        rounds = prda.Augmentation(
-            len(self.classes_), self.n_components, self.subspaces, self.confidence, self.C
-        )
-        target_TD = target_TD if len(target_TD) else source_SD
-        draws = numpy_generator(seed, "PrDAClassifier")
-        self.coef_, self.intercept_ = rounds.fit(source_SD, labels_S, target_TD, draws)

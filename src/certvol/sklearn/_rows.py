@@ -142,13 +142,6 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return rows_ND
 
     def _fit_rows(self, rows: Rows, seed: int) -> None:
-        """Fit in closed form: labelled target rows join the source."""
-        is_known_T = rows.known_T != UNLABELLED
-        source_SD = np.concatenate([rows.source_SD, rows.target_TD[is_known_T]])
-        labels_S = np.concatenate([rows.labels_S, rows.known_T[is_known_T]])
-        self._fit(source_SD, labels_S, rows.target_TD, seed)
-
-    def _fit(self, source_SD: Array, labels_S: Labels, target_TD: Array, seed: int) -> None:
         raise NotImplementedError
 
     def _probabilities(self, rows_ND: Array) -> Array:
