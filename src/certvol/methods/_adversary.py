@@ -1,7 +1,7 @@
 """A domain discriminator, gradient reversal, and the base class of methods that use them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class DomainDiscriminator(nn.Module):
 class AdversarialMethod(BottleneckMethod):
     """A method whose bottleneck learns to confuse a discriminator, by a reversed gradient."""
 
-    weighted = "adversarial"
+    weighted: ClassVar[dict[str, str]] = {"adversarial": "weight"}
     ramps = True
     discriminator: DomainDiscriminator
 

@@ -142,6 +142,8 @@ class AdaptationMethod(nn.Module, ABC):
     network after pretraining."""
     keeps_source_shares: ClassVar[bool] = False
     """True if a fit in closed form gives posteriors for the class shares of the source rows."""
+    weighted: ClassVar[dict[str, str]] = {}
+    """The setting that weighs a term, by the term's name. Other terms weigh 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -179,7 +181,7 @@ class AdaptationMethod(nn.Module, ABC):
     @property
     def term_weights(self) -> dict[str, float]:
         """Weights of the terms, if not 1."""
-        return {}
+        return {term: getattr(self.config, name) for term, name in self.weighted.items()}
 
     def loss(self, terms: dict[str, Tensor]) -> Tensor:
         weights = self.term_weights

@@ -1,7 +1,7 @@
 """Base of methods that add a loss between the domains to the cross-entropy, and a bottleneck."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,8 +18,6 @@ class DomainLossMethod(AdaptationMethod):
     """Cross-entropy on the source; in adaptation also `domain_losses`, on plain batches."""
 
     batches = "plain"
-    weighted: ClassVar[str]
-    """The name of the term that `method.weight` scales."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -27,10 +25,6 @@ class DomainLossMethod(AdaptationMethod):
         target_ce: bool = setting(
             False, help="Also train on this cycle's pseudo-labels by cross-entropy."
         )
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {self.weighted: self.config.weight}
 
     def compared(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features that are compared, and the logits."""

@@ -13,6 +13,7 @@ not in the paper.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,7 +38,7 @@ def disagreement(first_NC: Tensor, second_NC: Tensor) -> Tensor:
 
 class Method(DomainLossMethod):
     summary = "ADR: adversarial training until two draws of the classifier's dropout agree"
-    weighted = "disagreement"
+    weighted: ClassVar[dict[str, str]] = {"disagreement": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DomainLossMethod.Config):

@@ -15,6 +15,7 @@ over all C).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +47,7 @@ class Method(SelfLabellingMethod):
         "ATDOC: target images get the labels of their nearest neighbours, with balanced classes"
     )
     ramps = True
+    weighted: ClassVar[dict[str, str]] = {"neighbour_ce": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(SelfLabellingMethod.Config):
@@ -55,10 +57,6 @@ class Method(SelfLabellingMethod):
         neighbours: int = setting(
             5, above=0, at_most=2**16, help="Nearest images that label an image."
         )
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"neighbour_ce": self.config.weight}
 
     def label_target(self, survey: Survey) -> Labelled:
         rows_NB = self.head.bottleneck(survey.features_ND)

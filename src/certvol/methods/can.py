@@ -19,7 +19,7 @@ with `model.norm dsbn`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -117,6 +117,7 @@ class Method(AdaptationMethod):
     )
     labels_whole_target = True
     surveys_source = True
+    weighted: ClassVar[dict[str, str]] = {"cdd": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -133,10 +134,6 @@ class Method(AdaptationMethod):
         classes: Literal["all", "batch"] = setting(
             "all", help="Average CDD over all classes, or over those of the batch."
         )
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"cdd": self.config.weight}
 
     def label_target(self, survey: Survey) -> Labelled:
         source_CD = survey.source_sums_CD

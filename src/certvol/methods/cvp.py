@@ -6,7 +6,7 @@ samples are classified better, which widens it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from certvol.settings import setting
 class Method(AdaptationMethod):
     summary = "Certainty Volume Prediction: a Gaussian of predicted width around every feature"
     uses_split = False
+    weighted: ClassVar[dict[str, str]] = {"samples_ce": "samples_weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -49,10 +50,6 @@ class Method(AdaptationMethod):
     def sigma(self, features_ND: Tensor) -> Tensor:
         sigma_N: Tensor = self.sigma_head(features_ND)
         return sigma_N
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"samples_ce": self.config.samples_weight}
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         config, labels_N = self.config, batch.labels_N

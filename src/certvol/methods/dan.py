@@ -11,6 +11,8 @@ backbone at a tenth), and `model.dropout` stands before the classifier. `target_
 paper.
 """
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from certvol.methods._base import Batch
@@ -22,7 +24,7 @@ KERNEL_WIDTHS = (0.125, 0.25, 0.5, 1.0, 2.0)  # times the mean squared distance
 
 class Method(BottleneckMethod):
     summary = "DAN: match source and target features by a kernel discrepancy (MK-MMD)"
-    weighted = "mmd"
+    weighted: ClassVar[dict[str, str]] = {"mmd": "weight"}
 
     def domain_losses(self, batch: Batch, rows_NB: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:
         source_SB, target_TB = rows_NB.tensor_split([batch.num_source])

@@ -14,7 +14,7 @@ has the paper's 128 rows per domain).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from certvol.settings import setting
 
 class Method(DomainLossMethod):
     summary = "Deep CORAL: match the covariances of source and target in each batch"
-    weighted = "coral"
+    weighted: ClassVar[dict[str, str]] = {"coral": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DomainLossMethod.Config):

@@ -18,8 +18,7 @@ hidden layer. The published code keeps the best model by target labels.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +83,13 @@ class Method(AdaptationMethod):
     summary = "DTA: keep predictions when the units that matter most to them are dropped"
     batches = "plain"
     ramps = True
+    weighted: ClassVar[dict[str, str]] = {
+        "agreement": "agreement_weight",
+        "channels": "consistency_weight",
+        "units": "consistency_weight",
+        "entropy": "entropy_weight",
+        "balance": "balance_weight",
+    }
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -115,25 +121,13 @@ class Method(AdaptationMethod):
         assert isinstance(head, HiddenClassifier)
         return head
 
-    @property
-    def term_weights(self) -> dict[str, float]:
-        config = self.config
-        return {
-            "agreement": config.agreement_weight,
-            "channels": config.consistency_weight,
-            "units": config.consistency_weight,
-            "entropy": config.entropy_weight,
-            "balance": config.balance_weight,
-        }
-
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         head, split, rate = self.head, batch.num_source, self.config.feature_drop
         features_ND = self.network.features(batch.inputs)
         masks_N2D = batch.dropout_masks(features_ND.detach(), 2, rate) / (1 - rate)
         first_ND, second_ND = features_ND * masks_N2D[:, 0], features_ND * masks_N2D[:, 1]
-        drop = partial(F.dropout, p=head.dropout, training=self.training)
         first_NC, second_SC = (
-            head.classify(head.units(rows), drop).float() for rows in (first_ND, second_ND[:split])
+            head.classify(head.units(rows)).float() for rows in (first_ND, second_ND[:split])
         )
         differ_SC = first_NC[:split].softmax(dim=1) - second_SC.softmax(dim=1)
         terms = {
@@ -151,9 +145,8 @@ class Method(AdaptationMethod):
         channels_TD, units_TH = self._adversarial_masks(
             batch, first_TC.detach(), second_TD.detach()
         )
-        drop = partial(F.dropout, p=head.dropout, training=self.training)
-        no_channels_TC = head.classify(head.units(second_TD * channels_TD), drop)
-        no_units_TC = head.classify(head.units(second_TD) * units_TH, drop)
+        no_channels_TC = head.classify(head.units(second_TD * channels_TD))
+        no_units_TC = head.classify(head.units(second_TD) * units_TH)
         return {
             "channels": divergence(no_channels_TC, first_TC),
             "units": divergence(no_units_TC, first_TC),
@@ -166,11 +159,10 @@ class Method(AdaptationMethod):
     ) -> tuple[Tensor, Tensor]:
         """Return the masks of features and of hidden units that change the predictions most."""
         head, config = self.head, self.config
-        drop = partial(F.dropout, p=head.dropout, training=self.training)
         with torch.enable_grad():
             channels_TD = torch.ones_like(second_TD).requires_grad_()
             units_TH = second_TD.new_ones(len(second_TD), head.first.out_features).requires_grad_()
-            logits_TC = head.classify(head.units(second_TD * channels_TD) * units_TH, drop)
+            logits_TC = head.classify(head.units(second_TD * channels_TD) * units_TH)
             by_channel_TD, by_unit_TH = torch.autograd.grad(
                 divergence(logits_TC, first_TC), (channels_TD, units_TH)
             )

@@ -8,6 +8,7 @@ backbone's learning rate (published: 10 times that). `target_ce` is not in the p
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ class Method(DomainLossMethod):
     summary = (
         "Minimum Class Confusion: penalise target predictions that hesitate between two classes"
     )
-    weighted = "confusion"
+    weighted: ClassVar[dict[str, str]] = {"confusion": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DomainLossMethod.Config):

@@ -13,7 +13,7 @@ paper. Published margin: 4 on Office-31, Office-Home and VisDA.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Method(BottleneckMethod):
     summary = (
         "MDD: features on which a second classifier that agrees on the source agrees everywhere"
     )
-    weighted = "disparity"
+    weighted: ClassVar[dict[str, str]] = {"disparity": "weight"}
     ramps = True
 
     @dataclass(frozen=True, kw_only=True)

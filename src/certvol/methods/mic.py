@@ -17,7 +17,7 @@ Published: 64-pixel blocks of 224 pixels, 70 % masked; q is 1 with ResNet-101.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,6 +47,10 @@ class Method(sdat.Method):
     summary = (
         "MIC: SDAT, and masked target images must be classified as a teacher classifies whole ones"
     )
+    weighted: ClassVar[dict[str, str]] = {
+        **sdat.Method.weighted,
+        "consistency": "consistency_weight",
+    }
 
     @dataclass(frozen=True, kw_only=True)
     class Config(sdat.Method.Config):
@@ -66,10 +70,6 @@ class Method(sdat.Method):
     def __init__(self, network: Network, config: Any) -> None:
         super().__init__(network, config)
         self.teacher: Teacher = Teacher(self, network, config.teacher_decay)
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return super().term_weights | {"consistency": self.config.consistency_weight}
 
     def _taught(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the teacher's labels of the target rows, and its probabilities of these."""

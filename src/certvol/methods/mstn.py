@@ -19,7 +19,7 @@ cycle` and `target_ce` are not in the paper.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from certvol.settings import setting
 
 class Method(AdversarialMethod):
     summary = "MSTN: DANN, and the same centroid for each class in both domains"
-    weighted = "centroids"
+    weighted: ClassVar[dict[str, str]] = {"centroids": "weight"}
     sums_2CB: Tensor
     """Centroids times `seen_2C`."""
     seen_2C: Tensor

@@ -20,7 +20,7 @@ left out; published draws are 10 on digits and 1 with ResNets, and the schedule 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,7 @@ class Method(AdaptationMethod):
     batches = "plain"
     labels_whole_target = True
     draws_1MC: Tensor
+    weighted: ClassVar[dict[str, str]] = {"entropy": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -94,10 +95,6 @@ class Method(AdaptationMethod):
         super().__init__(network, config)
         self.log_variance = nn.Linear(network.dim, network.num_classes)
         self.register_buffer("draws_1MC", torch.randn(1, TEST_DRAWS, network.num_classes))
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"entropy": self.config.weight}
 
     def logits(self, features_ND: Tensor, drop: Drop | None = None) -> Tensor:
         mean_NC = self.network.classifier(features_ND, drop)

@@ -22,7 +22,7 @@ All images count if a class has fewer than three.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -60,6 +60,10 @@ class Method(AdaptationMethod):
     batches = "plain"
     labels_whole_target = True
     ramps = True
+    weighted: ClassVar[dict[str, str]] = {
+        "adversarial": "adversarial_weight",
+        "entropy": "entropy_weight",
+    }
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -91,11 +95,6 @@ class Method(AdaptationMethod):
     @property
     def stages(self) -> int:
         return 1 + int(self.config.rounds)
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        config = self.config
-        return {"adversarial": config.adversarial_weight, "entropy": config.entropy_weight}
 
     def rate_of(self, weight: str) -> float:
         return float(self.config.discriminator_rate) if weight.startswith("discriminator.") else 1.0

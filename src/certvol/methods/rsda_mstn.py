@@ -11,7 +11,7 @@ has 1.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ def semantic_distance(source_CD: Tensor, target_CD: Tensor) -> Tensor:
 
 class Method(rsda_dann.Method):
     summary = "RSDA on MSTN: RSDA, with the class centroids of both domains pulled together"
+    weighted: ClassVar[dict[str, str]] = {
+        **rsda_dann.Method.weighted,
+        "semantic": "semantic_weight",
+    }
 
     @dataclass(frozen=True, kw_only=True)
     class Config(rsda_dann.Method.Config):
@@ -58,10 +62,6 @@ class Method(rsda_dann.Method):
         self.target_centroids_CD: Tensor
         for name in ("source_centroids_CD", "target_centroids_CD"):
             self.register_buffer(name, torch.zeros(network.num_classes, config.width))
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {**super().term_weights, "semantic": self.config.semantic_weight}
 
     def adaptation_terms(self, batch: Batch, z_ND: Tensor, logits_NC: Tensor) -> dict[str, Tensor]:
         terms = super().adaptation_terms(batch, z_ND, logits_NC)

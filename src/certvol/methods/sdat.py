@@ -12,6 +12,7 @@ published. `entropy` is on by default as in `cdan`; the published scripts run CD
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from certvol.settings import setting
 
 class Method(cdan.Method):
     summary = "SDAT: CDAN and MCC, trained towards a flat minimum of the task loss"
+    weighted: ClassVar[dict[str, str]] = {**cdan.Method.weighted, "confusion": "confusion_weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(cdan.Method.Config):
@@ -33,10 +35,6 @@ class Method(cdan.Method):
         )
         confusion_weight: float = setting(1.0, at_least=0, help="Weight of the class confusion.")
         temperature: float = setting(2.0, above=0, help="Temperature of the class confusion.")
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return super().term_weights | {"confusion": self.config.confusion_weight}
 
     @property
     def sam_radius(self) -> float:

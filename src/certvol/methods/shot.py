@@ -18,6 +18,7 @@ the other classes (published: over all).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,7 @@ class Method(SelfLabellingMethod):
     )
     source_free = True
     fixed_in_adaptation = ("network.classifier.output.",)
+    weighted: ClassVar[dict[str, str]] = {"pseudo_ce": "pseudo_weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(SelfLabellingMethod.Config):
@@ -66,10 +68,6 @@ class Method(SelfLabellingMethod):
             at_most=10**6,
             help="With `partial`: skip classes of at most this many images.",
         )
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"pseudo_ce": self.config.pseudo_weight}
 
     def label_target(self, survey: Survey) -> Labelled:
         least = self.config.min_images if self.config.partial else 0

@@ -15,7 +15,7 @@ neither bottleneck has a ReLU. `target_ce` is not in the paper.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,10 @@ def overlap(prototypes_CB: Tensor, present_C: Tensor) -> Tensor:
 
 class Method(AdversarialMethod):
     summary = "SimNet: classify by similarity to a prototype of each class, with DANN's loss"
+    weighted: ClassVar[dict[str, str]] = {
+        **AdversarialMethod.weighted,
+        "orthogonality": "orthogonality",
+    }
 
     @dataclass(frozen=True, kw_only=True)
     class Config(AdversarialMethod.Config):
@@ -115,10 +119,6 @@ class Method(AdversarialMethod):
         head = self.network.classifier
         assert isinstance(head, SimilarityClassifier)
         return head
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {**super().term_weights, "orthogonality": self.config.orthogonality}
 
     def loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         head, split = self.head, batch.num_source

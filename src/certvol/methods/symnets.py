@@ -17,7 +17,7 @@ none). `target_ce` is not in the paper.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,6 +65,7 @@ class Method(AdaptationMethod):
     )
     batches = "plain"
     ramps = True
+    weighted: ClassVar[dict[str, str]] = {"domain_confusion": "weight", "entropy": "weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -82,10 +83,6 @@ class Method(AdaptationMethod):
         super().__init__(network, config)
         dim, dropout = network.dim, network.classifier.dropout
         network.classifier = TwoClassifiers(dim, network.num_classes, dropout)
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"domain_confusion": self.config.weight, "entropy": self.config.weight}
 
     def rate_of(self, weight: str) -> float:
         in_classifiers = weight.startswith("network.classifier.")

@@ -18,7 +18,7 @@ two thirds of the cycles).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ def feature_alignment(
 class Method(AdaptationMethod):
     summary = "UFAL: pull target features to class means, by soft labels from MC-dropout"
     labels_whole_target = True
+    weighted: ClassVar[dict[str, str]] = {"alignment": "alignment_weight"}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -77,10 +78,6 @@ class Method(AdaptationMethod):
         self.class_means_RCD: Tensor
         shape = (config.mean_draws, network.num_classes, network.dim)
         self.register_buffer("class_means_RCD", torch.zeros(shape))
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        return {"alignment": self.config.alignment_weight}
 
     def label_target(self, survey: Survey) -> Labelled:
         passes, rate = self.config.passes, self.config.drop
