@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from certvol import methods
-from certvol.data.batches import hold_out
 from certvol.data.sources import expand_domains, joined, places_of, with_sources
 from certvol.data.target_prior import WORDS
 from certvol.distributed import join_team
@@ -201,12 +200,12 @@ def _finish(job: Job) -> Run:
     # Restore the caller's random state afterwards, at least on the CPU.
     with torch.random.fork_rng(devices=[]), job.memory_explained():
         _keep_known(job)
-        trained = job.train()
-        model, delivery = trained.model, trained.delivery
+        delivery = job.train()
+        model = Model(job.method, job.source.classes, job.config, job.device)
         # Training has ended: only now may the labels of the target be read.
         true_N = target_labels(job.target, str(model.config.data.target), model.classes)
-        target = TargetOfRun(job.target.paths, trained.views, true_N)
-        held_out = _held_out(job)
+        target = TargetOfRun(job.target.paths, job.views, true_N)
+        held_out = HeldOut(job.held_out, job.source.labels[job.held_out])
         outcome = run_target(run, model, target, held_out, team, job.reporter)
         judged = _judged(job, outcome.adapted.labels_N)
         verdict = make_verdict(outcome.evidence, model.classes, judged, len(target.paths))
@@ -221,7 +220,7 @@ def _finish(job: Job) -> Run:
         spent = cpu_seconds() - cpu_before - job.cpu_extracting
         run.note_time({"phase": "all", "seconds": seconds, "cpu_seconds": spent})
         about = {
-            **trained.about,
+            **job.about(delivery.mode),
             "delivered": delivery.model,
             "why": delivery.why,
             "model_temperature": temperature["delivered"],
@@ -254,13 +253,6 @@ def _keep_known(job: Job) -> None:
             reviewed = None
         random = [each for each in given.reviews if each.kind == "random"]
         keep_drawn(run, drawn_in(reviewed, random, len(target)))
-
-
-def _held_out(job: Job) -> HeldOut:
-    labels, config = job.source.labels, job.config
-    classes, share = len(job.source.classes), config.data.holdout
-    images_S = hold_out(labels, classes, share, config.training.seed)[1]
-    return HeldOut(images_S, labels[images_S])
 
 
 def with_absolute_paths(config: Config) -> Config:

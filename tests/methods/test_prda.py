@@ -4,7 +4,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from certvol.methods import prda
-from certvol.methods._alignment import Problem
+from certvol.methods._closed_form import Problem
 from support.methods import make_method
 
 RNG = np.random.default_rng(0)

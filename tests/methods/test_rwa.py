@@ -8,7 +8,7 @@ import torch
 
 from certvol.methods import _linear_svm as svm
 from certvol.methods import adrem, rwa
-from certvol.methods._alignment import Problem
+from certvol.methods._closed_form import Problem
 from certvol.methods.adrem import balanced_copies
 from certvol.methods.rwa import balanced_bootstrap
 from certvol.randomness import numpy_generator

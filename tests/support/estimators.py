@@ -15,7 +15,7 @@ from certvol.sklearn import (
     RWAClassifier,
 )
 
-CLOSED_FORM = [
+CLOSED_FORM: list[type] = [
     CORALClassifier,
     JDAClassifier,
     GTDAClassifier,
@@ -23,7 +23,7 @@ CLOSED_FORM = [
     AdREMClassifier,
     PrDAClassifier,
 ]
-ESTIMATORS = [CVPClassifier, BasicClassifier, *CLOSED_FORM]
+ESTIMATORS: list[type] = [CVPClassifier, BasicClassifier, *CLOSED_FORM]
 QUICK: dict[str, Any] = {
     "pretrain_steps": 40,
     "cycles": 3,

@@ -1,19 +1,88 @@
-"""Base of methods in closed form: pretrain as the baseline, then fit a head in one call."""
+"""Base of methods in closed form: pretrain as the baseline, then fit a head in one call.
 
-from typing import Any
+Fits take and return numpy arrays in float64; predictions use torch tensors. N, S and T rows (any,
+source, target), D features, C classes. The estimators of `certvol.sklearn` call the same fits.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from certvol.methods import basic
-from certvol.methods._alignment import Array, Problem, mean_and_scale
 from certvol.nn.heads import Drop
 from certvol.nn.network import Network
 from certvol.randomness import numpy_generator
 
+Array = NDArray[np.float64]
+Labels = NDArray[np.int64]
 Fitted = dict[str, Any]
 """Fitted arrays and numbers by name."""
+SMALLEST_SCALE = 1e-12
+ABSENT = -1e4  # logit of a class without source rows
+ROWS_AT_ONCE = 4096  # for distances to all source rows
+
+
+class Problem(NamedTuple):
+    """Labelled rows of the source and unlabelled ones of the target."""
+
+    source_SD: Array
+    labels_S: Labels
+    target_TD: Array
+    num_classes: int
+
+    @property
+    def compared_TD(self) -> Array:
+        """The target's rows or, without any, the source's in their place."""
+        return self.target_TD if len(self.target_TD) else self.source_SD
+
+
+def mean_and_scale(features_ND: Array) -> tuple[Array, Array]:
+    """Return each feature's mean and standard deviation; 1 for a constant feature."""
+    scale_D = features_ND.std(axis=0)
+    return features_ND.mean(axis=0), np.where(scale_D > SMALLEST_SCALE, scale_D, 1.0)
+
+
+def logistic_regression(
+    features_ND: Array, labels_N: Labels, num_classes: int, strength: float
+) -> tuple[Array, Array]:
+    """Fit a multinomial logistic regression; return W (C x D) and b (C).
+
+    `strength` is the weight of the data against the L2 penalty.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    if len(classes := np.unique(labels_N)) == 1:  # the only answer
+        return np.zeros((num_classes, features_ND.shape[1])), np.where(
+            np.arange(num_classes) == classes[0], 0.0, ABSENT
+        )
+    model = LogisticRegression(C=strength, max_iter=1000, tol=1e-4).fit(features_ND, labels_N)
+    coef, intercept = model.coef_, model.intercept_
+    if len(model.classes_) == 2:  # one row, for the second class against the first
+        coef = np.concatenate([np.zeros_like(coef), coef])
+        intercept = np.concatenate([[0.0], intercept])
+    weight_CD = np.zeros((num_classes, features_ND.shape[1]))
+    bias_C = np.full(num_classes, ABSENT)
+    weight_CD[model.classes_], bias_C[model.classes_] = coef, intercept
+    return weight_CD, bias_C
+
+
+def row_distances(rows_ND: Tensor, others_MD: Tensor) -> Tensor:
+    """Return distances, computed in float64.
+
+    With matrix products in float32 or TF32, a row of 2,048 features is not at distance 0 from
+    itself.
+    """
+    pair = (rows_ND.double(), others_MD.double())
+    return torch.cdist(*pair, compute_mode="use_mm_for_euclid_dist").to(rows_ND.dtype)
+
+
+def row_parts(rows_ND: Tensor) -> Sequence[Tensor]:
+    """Split rows to bound memory, but not in an exported graph, whose number of rows is open."""
+    return [rows_ND] if torch.compiler.is_compiling() else torch.split(rows_ND, ROWS_AT_ONCE)
 
 
 class ClosedFormMethod(basic.Method):

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from certvol.methods._alignment import SMALLEST_SCALE, Array, Labels
-from certvol.methods._closed_form import ClosedFormMethod
+from certvol.methods._closed_form import SMALLEST_SCALE, Array, ClosedFormMethod, Labels
 
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 TOLERANCE = 0.1  # liblinear's default for this loss; a tighter one takes twice the time

@@ -73,12 +73,8 @@ def class_discrepancies(
                 width_sC, width_tC = member_s @ width_CC, member_t @ width_CC.T
                 width_st = member_s @ width_CC @ member_t.T
             # Sum over the rows of the same class, for each class of the other domain.
-            scaled_ss, scaled_tt = (
-                d_ss[:, :, None] / width_sC[:, None],
-                d_tt[:, :, None] / width_tC[:, None],
-            )
-            k_ss = (same_s[:, :, None] * _kernel(scaled_ss)).sum(dim=1)
-            k_tt = (same_t[:, :, None] * _kernel(scaled_tt)).sum(dim=1)
+            k_ss = (same_s[:, :, None] * _kernel(d_ss[:, :, None] / width_sC[:, None])).sum(dim=1)
+            k_tt = (same_t[:, :, None] * _kernel(d_tt[:, :, None] / width_tC[:, None])).sum(dim=1)
             k_st = _kernel(d_st / width_st)
             mean_ss = member_s.T @ k_ss / divide_s.square()[:, None]
             mean_tt = (member_t.T @ k_tt).T / divide_t.square()

@@ -13,9 +13,38 @@ from typing import Any
 
 import numpy as np
 
-from certvol.methods._alignment import Problem, coral, logistic_regression
-from certvol.methods._closed_form import Fitted, LinearMethod
+from certvol.methods._closed_form import (
+    SMALLEST_SCALE,
+    Array,
+    Fitted,
+    LinearMethod,
+    Problem,
+    logistic_regression,
+)
 from certvol.settings import setting
+
+
+def symmetric_power(matrix_DD: Array, power: float) -> Array:
+    """Raise a positive definite matrix to a power."""
+    values_D, vectors_DD = np.linalg.eigh(matrix_DD)
+    return np.asarray((vectors_DD * np.maximum(values_D, SMALLEST_SCALE) ** power) @ vectors_DD.T)
+
+
+def covariance(features_ND: Array, ridge: float) -> Array:
+    """Return the covariance with n - 1, plus `ridge` times the identity."""
+    centred_ND = features_ND - features_ND.mean(axis=0)
+    covariance_DD = centred_ND.T @ centred_ND / max(1, len(features_ND) - 1)
+    return np.asarray(covariance_DD + ridge * np.eye(features_ND.shape[1]))
+
+
+def coral(source_SD: Array, target_TD: Array, ridge: float = 1.0) -> Array:
+    """Whiten the source and recolour it with the target's covariance: Xs Cs^-1/2 Ct^1/2.
+
+    C is the covariance + ridge I.
+    """
+    whiten_DD = symmetric_power(covariance(source_SD, ridge), -0.5)
+    recolour_DD = symmetric_power(covariance(target_TD, ridge), 0.5)
+    return np.asarray(source_SD @ (whiten_DD @ recolour_DD))
 
 
 class Method(LinearMethod):

@@ -15,11 +15,66 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from certvol.methods._alignment import Array, Problem, jda, nearest_logits, unit_rows
-from certvol.methods._closed_form import ClosedFormMethod, Fitted
+from certvol.methods._closed_form import (
+    ABSENT,
+    SMALLEST_SCALE,
+    Array,
+    ClosedFormMethod,
+    Fitted,
+    Labels,
+    Problem,
+    row_distances,
+    row_parts,
+)
 from certvol.settings import setting
+
+
+def unit_rows(rows_ND: Any) -> Any:
+    """Scale the rows of an array or tensor to length 1; a row of zeros stays."""
+    length_N1 = (rows_ND * rows_ND).sum(1)[:, None] ** 0.5
+    return rows_ND / (length_N1 + (length_N1 == 0))
+
+
+def _contrasts(problem: Problem, pseudo_T: Labels | None) -> Array:
+    """Return the columns e of M = sum e e^T: differences between the domains' means.
+
+    The first is that of all rows, weighted by C; the others are those of the classes present in
+    both domains.
+    """
+
+    def column(in_source: NDArray[np.bool_], in_target: NDArray[np.bool_]) -> Array:
+        means = [rows / max(1, int(rows.sum())) for rows in (in_source, in_target)]
+        return np.concatenate([means[0], -means[1]])
+
+    labels_S = problem.labels_S
+    everything = column(np.ones(len(labels_S), bool), np.ones(len(problem.compared_TD), bool))
+    columns = [everything * float(np.sqrt(problem.num_classes))]
+    if pseudo_T is not None:
+        shared = np.intersect1d(labels_S, pseudo_T)
+        columns += [column(labels_S == label, pseudo_T == label) for label in shared]
+    return np.stack(columns, axis=1)
+
+
+def nearest_logits(
+    rows_NK: Tensor,
+    source_SK: Tensor,
+    labels_S: Tensor,
+    num_classes: int,
+    temperature: float | Tensor,
+) -> Tensor:
+    """Return minus the squared distance to the nearest source row of each class."""
+    found = []
+    for rows in row_parts(rows_NK):
+        squared_NS = row_distances(rows, source_SK).square()
+        count = rows.shape[0]  # `len` would fix the number in an exported graph
+        nearest_NC = rows.new_full((count, num_classes), -ABSENT)
+        nearest_NC = nearest_NC.scatter_reduce(1, labels_S.expand(count, -1), squared_NS, "amin")
+        found.append(-nearest_NC / temperature)
+    return torch.cat(found)
 
 
 class Method(ClosedFormMethod):
@@ -49,8 +104,42 @@ class Method(ClosedFormMethod):
 
     @staticmethod
     def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
-        found = jda(problem, config.components, config.ridge, config.rounds)
-        return {**found._asdict(), "labels_S": problem.labels_S}
+        """Align the means of domains and classes, and keep the variance.
+
+        Each round solves (X M X^T + ridge I) A = X H X^T A Phi for its smallest Phi. M is a sum of
+        C + 1 outer products e e^T (`_contrasts`).
+        """
+        from scipy.linalg import eigh
+
+        labels, target_TD = torch.from_numpy(problem.labels_S), problem.compared_TD
+        rows_ND = unit_rows(np.concatenate([problem.source_SD, target_TD]))
+        dim = rows_ND.shape[1]
+        centred_ND = rows_ND - rows_ND.mean(axis=0)
+        scatter_DD = centred_ND.T @ centred_ND  # X H X^T
+        largest = [max(0, dim - config.components), dim - 1]
+        pseudo_T: Labels | None = None
+        for _ in range(max(1, config.rounds)):
+            contrasts_NE = _contrasts(problem, pseudo_T)
+            size = float(np.linalg.norm(contrasts_NE.T @ contrasts_NE))  # ||M||_F, as M = E E^T
+            means_DE = rows_ND.T @ contrasts_NE / np.sqrt(max(size, SMALLEST_SCALE))
+            penalty_DD = means_DE @ means_DE.T + config.ridge * np.eye(dim)
+            _, vectors_DK = eigh(scatter_DD, penalty_DD, subset_by_index=largest)
+            projection_DK = vectors_DK[:, ::-1]
+            projected_NK = torch.from_numpy(unit_rows(rows_ND @ projection_DK))
+            source_SK, target_TK = projected_NK.tensor_split([len(labels)])
+            logits_TC = nearest_logits(target_TK, source_SK, labels, problem.num_classes, 1.0)
+            found_T = logits_TC.argmax(1).numpy()
+            if pseudo_T is not None and np.array_equal(found_T, pseudo_T):
+                break
+            pseudo_T = found_T
+        # The median squared distance of a target row to its nearest source row scales the logits.
+        nearest = float(-logits_TC.max(1).values.median())
+        return {
+            "projection_DK": projection_DK,
+            "source_SK": source_SK.numpy(),
+            "labels_S": problem.labels_S,
+            "temperature": max(nearest, 1e-3),
+        }
 
     def fitted_logits(self, rows_ND: Tensor) -> Tensor:
         rows_NK = unit_rows(unit_rows(rows_ND) @ self.projection_DK)

@@ -25,8 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from certvol.methods._alignment import Array, Problem, logistic_regression, mean_and_scale
-from certvol.methods._closed_form import Fitted, LinearMethod
+from certvol.methods._closed_form import (
+    Array,
+    Fitted,
+    LinearMethod,
+    Problem,
+    logistic_regression,
+    mean_and_scale,
+)
 from certvol.settings import setting
 
 RATIOS = (0.8, 0.6, 0.4, 0.2)  # of the source in virtual rows

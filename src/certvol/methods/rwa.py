@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from certvol.methods._alignment import Labels, Problem
-from certvol.methods._closed_form import Fitted
+from certvol.methods._closed_form import Fitted, Labels, Problem
 from certvol.methods._linear_svm import VotingMethod, best_strength, classify, linear_svm
 from certvol.settings import setting
 

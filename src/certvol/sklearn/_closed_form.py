@@ -1,14 +1,13 @@
 """Estimators that are fitted in closed form, without gradient steps, by the methods' own fits."""
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from certvol.methods import _alignment as alignment
 from certvol.methods import adrem, coral, gtda, jda, prda, rwa
-from certvol.methods._alignment import Array, Problem
-from certvol.methods._closed_form import ClosedFormMethod
+from certvol.methods._closed_form import Array, ClosedFormMethod, Problem
 from certvol.methods._linear_svm import joint_scale, vote_shares
 from certvol.randomness import numpy_generator
 from certvol.sklearn._rows import UNLABELLED, Rows, TargetClassifier, declared
@@ -76,6 +75,7 @@ class _VotingClassifier(_ClosedFormClassifier):
         return np.asarray(vote_shares(rows, weights).numpy())
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CORALClassifier(_LinearClassifier):
     """Correlation alignment: a logistic regression on the source with the target's covariance.
 
@@ -86,17 +86,12 @@ class CORALClassifier(_LinearClassifier):
 
     _method, _settings = coral.Method, declared(coral.Method.Config, C="strength")
 
-    def __init__(
-        self,
-        *,
-        ridge: float = 1.0,
-        C: float = 1.0,
-        standardize: str | None = "domain",
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    ridge: float = 1.0
+    C: float = 1.0
+    standardize: str | None = "domain"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class JDAClassifier(_ClosedFormClassifier):
     """Joint distribution adaptation: project both domains, label by the nearest source row.
 
@@ -111,26 +106,20 @@ class JDAClassifier(_ClosedFormClassifier):
     _method = jda.Method
     _settings = declared(jda.Method.Config, n_components="components", iterations="rounds")
 
-    def __init__(
-        self,
-        *,
-        n_components: int = 100,
-        ridge: float = 1.0,
-        iterations: int = 10,
-        standardize: str | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    n_components: int = 100
+    ridge: float = 1.0
+    iterations: int = 10
 
     def _probabilities(self, rows_ND: Array) -> Array:
-        projected_NK = alignment.unit_rows(alignment.unit_rows(rows_ND) @ self.projection_)
+        projected_NK = jda.unit_rows(jda.unit_rows(rows_ND) @ self.projection_)
         arrays = (projected_NK, self.source_, self.source_labels_)
         rows, source, labels = (torch.from_numpy(array) for array in arrays)
         classes = len(self.classes_)
-        logits = alignment.nearest_logits(rows, source, labels, classes, self.temperature_)
+        logits = jda.nearest_logits(rows, source, labels, classes, self.temperature_)
         return np.asarray(logits.softmax(1).numpy())
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GTDAClassifier(_LinearClassifier):
     """A game on a graph of all rows, in which target rows adopt the labels of their neighbours.
 
@@ -145,26 +134,21 @@ class GTDAClassifier(_LinearClassifier):
         gtda.Method.Config, n_neighbors="neighbours", iterations="rounds", C="strength"
     )
 
-    def __init__(
-        self,
-        *,
-        n_neighbors: int = 20,
-        iterations: int = 200,
-        C: float = 1.0,
-        standardize: str | None = "domain",
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    n_neighbors: int = 20
+    iterations: int = 200
+    C: float = 1.0
+    standardize: str | None = "domain"
 
     def _probabilities(self, rows_ND: Array) -> Array:
         arrays = (self.nodes_, self.strategies_, self.scales_)
-        game = alignment.Game(*(torch.from_numpy(array) for array in arrays))
+        game = gtda.Game(*(torch.from_numpy(array) for array in arrays))
         start = torch.from_numpy(super()._probabilities(rows_ND))
         rows = torch.from_numpy(rows_ND)
-        found_NC = alignment.gtda_strategies(rows, start, game, self.n_neighbors)
+        found_NC = gtda.gtda_strategies(rows, start, game, self.n_neighbors)
         return np.asarray(found_NC.numpy())
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RWAClassifier(_VotingClassifier):
     """Random walks over target labels; support vector machines from the walk vote.
 
@@ -175,17 +159,11 @@ class RWAClassifier(_VotingClassifier):
 
     _method, _settings = rwa.Method, declared(rwa.Method.Config, iterations="steps")
 
-    def __init__(
-        self,
-        *,
-        iterations: int = 100,
-        target_share: float = 0.5,
-        standardize: str | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    iterations: int = 100
+    target_share: float = 0.5
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AdREMClassifier(_VotingClassifier):
     """Randomised expectation maximisation: self-training on growing random parts of the target.
 
@@ -196,17 +174,11 @@ class AdREMClassifier(_VotingClassifier):
 
     _method, _settings = adrem.Method, declared(adrem.Method.Config)
 
-    def __init__(
-        self,
-        *,
-        rounds: int = 20,
-        repetitions: int = 11,
-        standardize: str | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    rounds: int = 20
+    repetitions: int = 11
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrDAClassifier(_LinearClassifier):
     """Progressive domain augmentation: virtual rows between the domains enlarge the source.
 
@@ -217,19 +189,11 @@ class PrDAClassifier(_LinearClassifier):
     - `standardize`: 'domain' (each domain's own mean and variance), 'joint' or None
     """
 
-    _method, _settings = (
-        prda.Method,
-        declared(prda.Method.Config, n_components="dims", C="strength"),
-    )
+    _method = prda.Method
+    _settings = declared(prda.Method.Config, n_components="dims", C="strength")
 
-    def __init__(
-        self,
-        *,
-        n_components: int = 44,
-        subspaces: int = 3,
-        confidence: float = 0.9,
-        C: float = 1.0,
-        standardize: str | None = "domain",
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    n_components: int = 44
+    subspaces: int = 3
+    confidence: float = 0.9
+    C: float = 1.0
+    standardize: str | None = "domain"

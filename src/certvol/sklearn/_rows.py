@@ -1,7 +1,7 @@
 """The base of all estimators: source and target rows, scales, checks of parameters."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self, get_args
 
@@ -14,8 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from certvol.device import pick_device
 from certvol.errors import UserError
-from certvol.methods import _alignment as alignment
-from certvol.methods._alignment import Array
+from certvol.methods._closed_form import Array, mean_and_scale
 from certvol.settings import Setting, settings_of
 
 Labels = NDArray[np.int64]
@@ -42,17 +41,19 @@ class Rows:
     """-1 for an unlabelled row."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """The base of the estimators: separates the domains, standardises, predicts."""
+    """The base of the estimators: separates the domains, standardises, predicts.
 
-    classes_: NDArray[Any]
+    Parameters are fields of dataclasses, which are stored unchanged, as scikit-learn requires.
+    """
+
     _settings: ClassVar[dict[str, Setting]]
     """Ranges and types of parameters."""
+    classes_: NDArray[Any] = field(init=False)
 
-    def _store(self, parameters: dict[str, Any]) -> None:
-        """Set parameters unchanged as attributes of the same names, as scikit-learn requires."""
-        for name in self._get_param_names():
-            setattr(self, name, parameters[name])
+    standardize: str | None = None
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any, X_target: Any = None, domain: Any = None) -> Self:
         """Fit to the labelled rows of `X` and adapt to the others (label -1) and to `X_target`.
@@ -125,11 +126,11 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.mean_, self.scale_ = np.zeros(source_SD.shape[1]), np.ones(source_SD.shape[1])
             return source_SD, target_TD
         if self.standardize == "domain":
-            self.mean_, self.scale_ = alignment.mean_and_scale(target)
-            source_mean, source_scale = alignment.mean_and_scale(source_SD)
+            self.mean_, self.scale_ = mean_and_scale(target)
+            source_mean, source_scale = mean_and_scale(source_SD)
         else:
             both = np.concatenate([source_SD, target_TD])
-            self.mean_, self.scale_ = alignment.mean_and_scale(both)
+            self.mean_, self.scale_ = mean_and_scale(both)
             source_mean, source_scale = self.mean_, self.scale_
         return (source_SD - source_mean) / source_scale, (target_TD - self.mean_) / self.scale_
 

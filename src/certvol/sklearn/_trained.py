@@ -1,7 +1,7 @@
 """Estimators trained by gradients, as `certvol adapt` trains."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,8 @@ from certvol.device import pick_device
 from certvol.distributed import Team
 from certvol.errors import RunFailed
 from certvol.methods import basic, cvp
-from certvol.methods._alignment import Array
 from certvol.methods._base import AdaptationMethod
+from certvol.methods._closed_form import Array
 from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET
 from certvol.predict.forward import Outputs, run_batches
@@ -34,11 +34,27 @@ SETTLED = 0.005  # training ends early once labels by a rule that compares rows 
 LARGEST_TRAINED = 1e15  # the sum of squares still fits into float32, in which training computes
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _NetworkClassifier(TargetClassifier):
     """An estimator trained by gradients: pretraining, then cycles of pseudo-labels."""
 
     _name: ClassVar[str]
     _method: ClassVar[type[AdaptationMethod]]
+
+    standardize: str | None = "joint"
+    adapter: bool = True
+    dropout: float = 0.0
+    pretrain_steps: int = 200
+    cycles: int = 20
+    cycle_steps: int = 20
+    batch_size: int = 128
+    learning_rate: float | None = None
+    pseudo_labels: str = "cluster"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    reviewed_share: float = 0.25
+    target_prior: Any = "unknown"
+    device: str = "cpu"
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -91,11 +107,11 @@ class _NetworkClassifier(TargetClassifier):
             FeatureStore(rows[:, None].astype(np.float32), np.arange(len(rows)), device, 1.0)
             for rows in (source_SD, target_TD)
         )
-        views, team = FeatureViews(source, target), Team()
+        views = FeatureViews(source, target)
         prior = prior_of(self.target_prior, self.classes_.tolist(), labels_S)
         reviewed = reviewed_labels(rows.known_T, np.empty(0, np.int64))
         steps = max(1, self.pretrain_steps)
-        task = Task(config, method, views, labels_S, team, steps, prior, reviewed)
+        task = Task(config, method, views, labels_S, prior, Team(), steps, reviewed)
         devices = [device] if device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices):  # leaves the caller's random numbers alone
@@ -123,6 +139,7 @@ class _NetworkClassifier(TargetClassifier):
         return np.asarray(self._outputs(rows_ND).probabilities_NC, dtype=np.float64)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CVPClassifier(_NetworkClassifier):
     """Certainty Volume Prediction on features; `certainty` returns sigma, large if certain.
 
@@ -146,29 +163,9 @@ class CVPClassifier(_NetworkClassifier):
     _name, _method = "cvp", cvp.Method
     _settings = declared(cvp.Method.Config, ModelConfig, TrainingConfig)
 
-    def __init__(
-        self,
-        *,
-        num_samples: int = 64,
-        samples_weight: float = 0.5,
-        antagonistic: bool = True,
-        standardize: str | None = "joint",
-        adapter: bool = True,
-        dropout: float = 0.0,
-        pretrain_steps: int = 200,
-        cycles: int = 20,
-        cycle_steps: int = 20,
-        batch_size: int = 128,
-        learning_rate: float | None = None,
-        pseudo_labels: str = "cluster",
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        reviewed_share: float = 0.25,
-        target_prior: Any = "unknown",
-        device: str = "cpu",
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
+    num_samples: int = 64
+    samples_weight: float = 0.5
+    antagonistic: bool = True
 
     def certainty(self, X: Any) -> Array:
         """Return sigma of each row; larger means more certain."""
@@ -184,27 +181,6 @@ class BasicClassifier(_NetworkClassifier):
 
     _name, _method = "basic", basic.Method
     _settings = declared(basic.Method.Config, ModelConfig, TrainingConfig)
-
-    def __init__(
-        self,
-        *,
-        standardize: str | None = "joint",
-        adapter: bool = True,
-        dropout: float = 0.0,
-        pretrain_steps: int = 200,
-        cycles: int = 20,
-        cycle_steps: int = 20,
-        batch_size: int = 128,
-        learning_rate: float | None = None,
-        pseudo_labels: str = "cluster",
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        reviewed_share: float = 0.25,
-        target_prior: Any = "unknown",
-        device: str = "cpu",
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
 
 
 def _learning_rate(source_SD: Array) -> float:

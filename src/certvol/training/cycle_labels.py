@@ -93,7 +93,9 @@ class CycleLabels:
                 trainer.stepper.set_norm_mode(self.state.position.mode)
             trainer.stepper.new_optimizer()
         if before is not None:
-            self._note_labels(_on_host(before.labels_N), _on_host(labelled.labels_N))
+            changed = _share_changed(_on_host(before.labels_N), _on_host(labelled.labels_N))
+            # Labels from clusters can settle before the classifier does.
+            self._note_change(max(changed, self.state.position.changed))
         return _on_host(labelled.labels_N)
 
     def _survey(self, cycle: int, stage: int) -> Survey:
@@ -123,10 +125,6 @@ class CycleLabels:
             self.state.position.changed = _share_changed(before_N, watched_N)
             if not self.labeller.labels_whole_target:
                 self._note_change(self.state.position.changed)
-
-    def _note_labels(self, before_N: Indices, now_N: Indices) -> None:
-        """Note the larger change: labels from clusters can settle before the classifier does."""
-        self._note_change(max(_share_changed(before_N, now_N), self.state.position.changed))
 
     def _note_change(self, changed: float) -> None:
         if self.may_settle:

@@ -29,7 +29,7 @@ from certvol.runs.checkpoint import (
     write_tensors,
 )
 from certvol.runs.folder import Journal, RunFolder
-from certvol.settings import WITHOUT_EFFECT, Config, shown
+from certvol.settings import WITHOUT_EFFECT, Config, flatten, shown
 from certvol.training.state import RunState
 
 PRETRAINED = "pretrained"
@@ -181,7 +181,7 @@ class RunKeeper(Keeper):
         found = state.checkpoint()
         facts = {
             "fingerprints": self.fingerprints,
-            "settings": flat_settings(self.config),
+            "settings": flatten(self.config.as_dict(), "settings"),
             "classes": list(self.about.get("classes", [])),
             "bf16": self.bf16,
             "journal": self.run.journal.lengths(),
@@ -210,7 +210,7 @@ class RunKeeper(Keeper):
 
     def _check_settings(self, facts: Mapping[str, Any]) -> None:
         """Raise UserError if the run's settings or classes are not those of the checkpoint."""
-        before, now = dict(facts["settings"]), flat_settings(self.config)
+        before, now = dict(facts["settings"]), flatten(self.config.as_dict(), "settings")
         changed = [
             f"`{name}` {shown(before.get(name))} -> {shown(now.get(name))}"
             for name in sorted({*before, *now} - FREE_SETTINGS)
@@ -294,14 +294,6 @@ class RunKeeper(Keeper):
 
     def note_time(self, line: Mapping[str, Any]) -> None:
         self.run.note_time(line)
-
-
-def flat_settings(config: Config) -> dict[str, Any]:
-    return {
-        f"{section}.{name}": value
-        for section, values in config.as_dict().items()
-        for name, value in values.items()
-    }
 
 
 def delivered_tensors(method: AdaptationMethod) -> dict[str, Tensor]:

@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from certvol.methods._base import AdaptationMethod, Batch
 from certvol.progress import Reporter, duration
@@ -70,26 +69,18 @@ def medians(batch: Batch) -> dict[str, float | None]:
     """
     found: dict[str, float | None] = {}
     for name, value_N in batch.logged.items():
-        found[f"{name}_source"] = _median(value_N[: batch.num_source])
-        found[f"{name}_target"] = _median(value_N[batch.num_source :])
+        parts = value_N.float().tensor_split([batch.num_source])
+        for domain, rows in zip(("source", "target"), parts, strict=True):
+            found[f"{name}_{domain}"] = float(rows.median()) if len(rows) > 0 else None
     return found
-
-
-def _median(rows: Tensor) -> float | None:
-    return float(rows.float().median()) if len(rows) > 0 else None
 
 
 def in_words(line: Mapping[str, Any]) -> str:
     """Return, for example, `loss 2.31 sigma 1.20 source 0.80 target`."""
     words = [f"loss {line['loss']:.2f}"]
-    sigma = {
-        domain: value
-        for domain in ("source", "target")
-        if (value := line.get(f"sigma_{domain}")) is not None
-    }
-    if sigma:
-        words += ["sigma", *(f"{value:.2f} {domain}" for domain, value in sigma.items())]
-    return " ".join(words)
+    sigma = {domain: line.get(f"sigma_{domain}") for domain in ("source", "target")}
+    known = [f"{value:.2f} {domain}" for domain, value in sigma.items() if value is not None]
+    return " ".join([*words, "sigma", *known] if known else words)
 
 
 def sigma_warnings(line: Mapping[str, Any], num_classes: int) -> dict[str, str]:
@@ -114,23 +105,20 @@ def sigma_warnings(line: Mapping[str, Any], num_classes: int) -> dict[str, str]:
     return found
 
 
+@dataclass
 class Pace:
     """Warns once if a run on a CPU will take hours, which few users expect.
 
     `steps` is how many are left. With a `pretrained` backbone, the message suggests freezing it.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        pretrained: bool,
-        reporter: Reporter,
-        clock: Callable[[], float] = time.monotonic,
-        may_settle: bool = False,
-    ) -> None:
-        self.steps, self.pretrained, self.reporter, self.clock = steps, pretrained, reporter, clock
-        self.may_settle = may_settle
-        self.done, self.started = 0, 0.0
+    steps: int
+    pretrained: bool
+    reporter: Reporter
+    clock: Callable[[], float] = time.monotonic
+    may_settle: bool = False
+    done: int = 0
+    started: float = 0.0
 
     def step(self) -> None:
         """Count a step of training."""

@@ -1,7 +1,6 @@
 """Optimisers: one entry of `OPTIMIZERS` each, whose name is a value of `training.optimizer`."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,24 +10,15 @@ from certvol.settings import TrainingConfig
 
 ADAMW_SECOND_BETA = 0.999
 Groups = Iterable[dict[str, Any]]
-
-
-def _nothing(optimizer: Optimizer) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class OptimizerKind:
-    """The function that builds an optimiser, and the one to run before each of its steps."""
-
-    build: Callable[[Groups, TrainingConfig, bool, bool], Optimizer]
-    """Takes parameter groups, settings, and whether steps are fused and recorded."""
-    before_step: Callable[[Optimizer], None] = _nothing
+Build = Callable[[Groups, TrainingConfig, bool, bool], Optimizer]
+"""Takes parameter groups, settings, and whether steps are fused and recorded."""
 
 
 def _sgd(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool) -> Optimizer:
     momentum, decay = settings.momentum, settings.weight_decay
-    return SGD(groups, momentum=momentum, nesterov=momentum > 0, weight_decay=decay, fused=fused)
+    sgd = SGD(groups, momentum=momentum, nesterov=momentum > 0, weight_decay=decay, fused=fused)
+    sgd.register_step_pre_hook(_start_momentum)
+    return sgd
 
 
 def _adamw(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool) -> Optimizer:
@@ -36,7 +26,7 @@ def _adamw(groups: Groups, settings: TrainingConfig, fused: bool, recorded: bool
     return AdamW(groups, betas=betas, weight_decay=decay, fused=fused, capturable=recorded)
 
 
-def _start_momentum(optimizer: Optimizer) -> None:
+def _start_momentum(optimizer: Optimizer, *arguments: Any) -> None:
     """Start with a momentum of 0 for weights that get their first gradient.
 
     A discriminator's weights get their first gradient when adaptation starts. A fused step of SGD
@@ -49,7 +39,4 @@ def _start_momentum(optimizer: Optimizer) -> None:
                 state["momentum_buffer"] = torch.zeros_like(weight)
 
 
-OPTIMIZERS = {
-    "sgd": OptimizerKind(_sgd, before_step=_start_momentum),
-    "adamw": OptimizerKind(_adamw),
-}
+OPTIMIZERS: dict[str, Build] = {"sgd": _sgd, "adamw": _adamw}

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from certvol import methods
@@ -38,7 +40,7 @@ from certvol.nn.network import seeded_backbone
 from certvol.nn.projection import Features, fit_projection, kept_dimensions
 from certvol.nn.teacher import Teacher
 from certvol.predict.extract import extract_features
-from certvol.predict.model import Model, create_method
+from certvol.predict.model import create_method
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.randomness import torch_generator
 from certvol.runs.checkpoint import read_tensors, write_tensors
@@ -77,17 +79,6 @@ class Inputs:
         return replace(self, config=replace(self.config, model=replace(model, feature_dims=dims)))
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """The result of training: the delivered model, and what else the end of a run needs."""
-
-    model: Model
-    views: Views
-    about: dict[str, Any]
-    """The header of the weights file."""
-    delivery: Delivery
-
-
 class Job:
     """The training of one run. Its constructor writes no files, so wrong settings leave none."""
 
@@ -104,11 +95,9 @@ class Job:
         self.reporter = KeptWarnings(reporter if team.main else Silent(), run)
         if config.training.tensorboard and team.main:
             run.journal.follower = TensorBoard(run.journal.history, run.path / "tensorboard")
-        self.inputs = open_inputs(config, self.reporter).with_feature_dims()
-        self.config = config = self.inputs.config
-        inputs = self.inputs
+        inputs = open_inputs(config, self.reporter).with_feature_dims()
+        self.config = config = inputs.config
         self.source, self.target, self.info = inputs.source, inputs.target, inputs.info
-        classes = len(self.source.classes)
         check_classes(self.source.classes)
         self.prior = read_prior(config.data, self.source.classes, self.source.labels)
         self.origins = read_shares(config.training.source_shares, self.source.origins)
@@ -117,7 +106,7 @@ class Job:
         if self.given is not None:
             adapts = methods.discover()[config.method_name].adapts
             self.given.check(config.method_name if not adapts else None, self.prior, names)
-        self.method = create_method(config, self.inputs.backbone, self.info, classes)
+        self.method = create_method(config, inputs.backbone, self.info, len(names))
         start = start_weights(run, config.model, self.source.classes)
         if start is not None:
             load_weights(self.method, read_tensors(start), str(start))
@@ -135,6 +124,12 @@ class Job:
         """The processor time of feature extraction, which runs share."""
         self._check_validator()
 
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        """The source images that do not train."""
+        config, classes = self.config, len(self.source.classes)
+        return hold_out(self.source.labels, classes, config.data.holdout, config.training.seed)[1]
+
     def _check_validator(self) -> None:
         """Refuse a validator that needs what this run does not have."""
         config, select = self.config, self.config.guard.select
@@ -148,12 +143,10 @@ class Job:
                 )
             if config.data.holdout == 0:
                 raise UserError(f"{needs}: set `data.holdout` above 0")
-            labels, classes = self.source.labels, len(self.source.classes)
-            held_out = hold_out(labels, classes, config.data.holdout, config.training.seed)[1]
-            if len(held_out) == 0:
+            if len(self.held_out) == 0:
                 raise UserError(
-                    f"{needs}, but none of the {classes} classes has {LEAST_TO_HOLD_OUT} images; "
-                    "add images, or choose another validator"
+                    f"{needs}, but none of the {len(self.source.classes)} classes has "
+                    f"{LEAST_TO_HOLD_OUT} images; add images, or choose another validator"
                 )
         if needed == "sigma" and self.method.sigma(torch.zeros(1, self.method.network.dim)) is None:
             raise UserError(
@@ -180,13 +173,14 @@ class Job:
                 "`method.num_samples` if the method has it"
             ) from None
 
-    def train(self) -> Trained:
+    def train(self) -> Delivery:
+        """Train; `method` then holds the delivered model, and `views` its inputs."""
         self.reporter.flush()
         config, method, device = self.config, self.method, self.device
         steps = steps_of_run(config.training, method)
         prepare(method, method.network, config.training, device, steps)
         method.network.domains.synchronised = config.model.sync_norm and self.team.size > 1
-        views, place = self._open_views()
+        self.views, place = self._open_views()
         bf16 = self._uses_bf16()
         precision = " in bf16" if bf16 else ""
         self.reporter.say(
@@ -209,30 +203,22 @@ class Job:
             self.run,
             config,
             self.team,
-            self._about("mixed" if config.model.start is None else mode),
+            self.about("mixed" if config.model.start is None else mode),
             fingerprints,
             self.reporter,
         )
         keeper.bf16, keeper.accepts_changes = bf16, self.accepts_changes
         precision_kept: Literal["bf16", "fp32"] = "bf16" if bf16 else "fp32"
         config = replace(config, training=replace(config.training, precision=precision_kept))
-        labels, prior = self.source.labels, self.prior
+        labels, prior, origins = self.source.labels, self.prior, self.origins
         task = Task(
-            config,
-            method,
-            views,
-            labels,
-            self.team,
-            known_prior=prior,
-            reviewed=reviewed,
-            origins=self.origins,
+            config, method, self.views, labels, prior, self.team, reviewed=reviewed, origins=origins
         )
         with self.stop_signal.deferred():
             delivery = Trainer(task, keeper, self.reporter, self.stop_signal).fit()
         if self.run.journal.follower is not None:
             self.run.journal.follower.close()
-        model = Model(method, self.source.classes, self.config, device)
-        return Trained(model, views, self._about(delivery.mode), delivery)
+        return delivery
 
     def _uses_bf16(self) -> bool:
         """Return whether to train in bf16: as this machine does best, or as the run began."""
@@ -248,7 +234,8 @@ class Job:
         )
         return began
 
-    def _about(self, mode: str) -> dict[str, Any]:
+    def about(self, mode: str) -> dict[str, Any]:
+        """Return the header of a weights file, for a model in a norm mode."""
         domains = (self.source, self.target)
         names = [d.about for d in domains if isinstance(d, TargetFeatures) and d.about]
         network = {"method": self.config.method_name, "backbone": self.info.name, "norm": mode}

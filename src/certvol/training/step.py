@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,21 +53,6 @@ class _Losses(nn.Module):
         return mean_cross_entropy(logits_RC, rows.labels_R) * rows.weight
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedBatch:
-    """A batch that was built while the device computed the step before."""
-
-    plan: CyclePlan
-    index: int
-    place: int
-    adapting: bool
-    batch: Batch
-
-    def is_for(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> bool:
-        wanted = (index, place, adapting)
-        return self.plan is plan and (self.index, self.place, self.adapting) == wanted
-
-
 class Stepper:
     """Holds the optimiser and takes steps.
 
@@ -93,7 +77,8 @@ class Stepper:
         self.tables: dict[str, Tensor] = {}
         """The tables that the method keeps on every target image, on the training device."""
         self.noise = torch.Generator(views.device)
-        self.ahead: PreparedBatch | None = None
+        self.ahead: tuple[CyclePlan, int, Batch] | None = None
+        """A plan's batch, and its number, built while the device computed the step before."""
         recorded = views.device.type == "cuda" and settings.record and team.size == 1
         self.recorder = Recorder(self._train_on, enabled=recorded)
         self.new_optimizer()
@@ -115,7 +100,7 @@ class Stepper:
             }
             for times, weights in by_rate.items()
         ]
-        build = OPTIMIZERS[settings.optimizer].build
+        build = OPTIMIZERS[settings.optimizer]
         self.optimizer = build(groups, settings, device.type == "cuda", recorded)
         self.recorder.forget()
         return self.optimizer
@@ -159,14 +144,14 @@ class Stepper:
         trained = self.recorder.run(batch, domains.mode, self.method.uses_split or domains.apart)
         if self.views.device.type == "cuda" and index + 1 < plan.steps:
             # Prepare the next batch while the device computes this step.
-            coming = (plan, index + 1, place + 1, adapting)
-            self.ahead = PreparedBatch(*coming, self._batch(*coming))
+            coming = self._batch(plan, index + 1, place + 1, adapting)
+            self.ahead = (plan, index + 1, coming)
         return trained
 
     def _next_batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
         ahead, self.ahead = self.ahead, None
-        if ahead is not None and ahead.is_for(plan, index, place, adapting):
-            return ahead.batch
+        if ahead is not None and ahead[0] is plan and ahead[1] == index:
+            return ahead[2]
         return self._batch(plan, index, place, adapting)
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
@@ -176,7 +161,6 @@ class Stepper:
             self._loss(terms, batch).backward()  # type: ignore[no-untyped-call]
         if self.settings.grad_clip > 0:
             nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.grad_clip)
-        OPTIMIZERS[self.settings.optimizer].before_step(self.optimizer)
         self.optimizer.step()
         self.average_buffers()
         if batch.adapting and self.method.teacher is not None:

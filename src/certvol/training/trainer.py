@@ -6,7 +6,7 @@ function of the seed and the position in the run, so a resumed run draws what it
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.data.reviewed import ReviewedLabels
 from certvol.data.sources import Origins
-from certvol.data.target_prior import TargetPrior, unknown_prior
+from certvol.data.target_prior import TargetPrior
 from certvol.data.views import Views
 from certvol.distributed import Team
 from certvol.errors import Interrupted, RunFailed
@@ -57,19 +57,15 @@ class Task:
     method: AdaptationMethod
     views: Views
     source_labels: Indices
-    team: Team = field(default_factory=Team)
+    prior: TargetPrior
+    """What is known about the target's classes."""
+    team: Team
     pretrain_cycle: int = 50
     """Steps of pretraining that are planned at a time."""
-    known_prior: TargetPrior | None = None
-    """What is known about the target's classes; None if nothing is."""
     reviewed: ReviewedLabels | None = None
     """Labels of target images that a person gave to train on."""
     origins: Origins | None = None
     """The sources of the source images; None if there is one."""
-
-    @property
-    def prior(self) -> TargetPrior:
-        return self.known_prior or unknown_prior(self.method.network.num_classes)
 
 
 class Trainer:
@@ -94,19 +90,19 @@ class Trainer:
         self.pace: Pace | None = None
 
         method, views, settings, team = self.method, self.views, self.settings, self.team
-        labels, share = task.source_labels, self.config.data.holdout
+        labels, prior, share = task.source_labels, task.prior, self.config.data.holdout
         kept, held_out = hold_out(labels, self.num_classes, share, settings.seed)
-        held_out = held_out[task.prior.allowed_C[labels[held_out]]]
-        source, targets = SourceRows(kept, labels, task.origins), len(views.target)
-        self.planner = Planner(settings, source, task.prior, targets, method.batches)
-        self.prior_shift = PriorShift(method, task.prior, self.planner, self.device)
+        held_out = held_out[prior.allowed_C[labels[held_out]]]
+        source = SourceRows(kept, labels, task.origins)
+        self.planner = Planner(settings, source, prior, len(views.target), method.batches)
+        self.prior_shift = PriorShift(method, prior, self.planner, self.device)
         self.prior_shift.for_start(continued=self.config.model.start is not None)
         self.watch = Watch(method, views, held_out, labels, self.config, team)
         reviewed, rule = task.reviewed, chosen_rule(self.config)
         self.labeller = Labeller(method, views, settings, team, rule, reviewed)
         bf16 = uses_bf16(settings, self.network, self.device)
         self.stepper = Stepper(method, views, settings, team, bf16, reviewed)
-        self.choice = ModelChoice(self.config.guard, task.prior.classes_expected)
+        self.choice = ModelChoice(self.config.guard, prior.classes_expected)
         self.state = RunState(method, self.stepper, self.choice)
         self.trials = Trials(self)
         self.labels = CycleLabels(self)
@@ -185,7 +181,7 @@ class Trainer:
             self._save_if_due()
         self.reporter.finish()
         self.stepper.start_teacher()
-        outputs = self._predict(0, self.start_domain)
+        outputs = self.watch.target(self.start_domain)
         check_finite(self.method)
         return outputs
 
@@ -205,7 +201,8 @@ class Trainer:
     def start_in_norm_mode(self, outputs: Outputs | None = None) -> None:
         """Score the pretrained model by its `outputs`, then prepare adaptation in a norm mode."""
         self.stepper.start_teacher()
-        outputs = self._predict(0, self.start_domain) if outputs is None else outputs
+        outputs = self.watch.target(self.start_domain) if outputs is None else outputs
+        self.state.pretrained_NC = outputs.probabilities_NC
         scores = self._scores(outputs)
         self.choice.start(scores)
         self.state.watched_N = outputs.labels_N
@@ -347,12 +344,6 @@ class Trainer:
         position = self.position
         position.cycle, position.step, self.state.plan = position.cycle + 1, 0, None
 
-    def _predict(self, cycle: int, norm_domain: int = TARGET) -> Outputs:
-        outputs = self.watch.target(norm_domain)
-        if cycle == 0:
-            self.state.pretrained_NC = outputs.probabilities_NC
-        return outputs
-
     def _scores(self, outputs: Outputs) -> Scores:
         if self.state.pretrained_NC is None:
             raise AssertionError("the pretrained model is scored first")
@@ -362,7 +353,7 @@ class Trainer:
     def _end_cycle(self) -> None:
         cycle = self.position.cycle
         ahead = self.labels.ahead_for(cycle)
-        outputs = self._predict(cycle) if ahead is None else self.watch.surveyed(ahead.survey)
+        outputs = self.watch.target() if ahead is None else self.watch.surveyed(ahead.survey)
         self.labels.note_predictions(outputs.labels_N)
         scores = self._scores(outputs)
         best = self.choice.note_cycle(cycle, scores, outputs.probabilities_NC)
