@@ -64,7 +64,7 @@ class Setting:
     default: Any
     help: str
     range: Range
-    affects_result: bool = True
+    affects_result: bool
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -87,11 +87,4 @@ class Setting:
 def settings_of(section: Any) -> Iterator[Setting]:
     """Yield the settings that a section's dataclass, or an instance of it, declares."""
     for each in dataclasses.fields(section):
-        yield Setting(
-            each.name,
-            each.type,
-            each.default,
-            help=each.metadata.get("help", ""),
-            range=each.metadata.get("range", Range()),
-            affects_result=each.metadata.get("affects_result", True),
-        )
+        yield Setting(each.name, each.type, each.default, **each.metadata)
