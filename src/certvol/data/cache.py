@@ -120,9 +120,7 @@ def cache_key(listing: Listing, size: int, config: DataConfig) -> str:
     key = blake2b(settings.encode(), digest_size=16)
     for path in listing.paths:
         key.update(os.fsencode(path) + b"\0")
-    key.update(listing.sizes.tobytes())
-    key.update(listing.mtimes_ns.tobytes())
-    key.update(listing.ctimes_ns.tobytes())
+    key.update(listing.status_N3.T.tobytes())  # all sizes, then all times
     for i in range(0, count, max(1, count // _FILES_IN_KEY)):
         with suppress(UnreadableImage):
             key.update(blake2b(read_file(listing.root / listing.paths[i], most)[0]).digest())

@@ -40,7 +40,6 @@ from certvol.data.folders import (
     printable,
     scan,
 )
-from certvol.data.near_duplicates import thumbnail
 from certvol.data.sources import scan_sources
 from certvol.errors import UserError
 from certvol.progress import Progress, Silent
@@ -226,8 +225,8 @@ def _read(which: str, listing: Listing | None, config: DataConfig, progress: Pro
                         paths.append(path)
                         digests.append(image.digest)
                         if which == "target":
-                            thumbnails.append(thumbnail(image.pixels))
-                    elif listing.sizes[number] == 0:
+                            thumbnails.append(check_target.thumbnail(image.pixels))
+                    elif listing.status_N3[number, 0] == 0:
                         empty.append(path)
                     else:
                         unreadable.append((path, image.reason))

@@ -5,7 +5,6 @@ scaled to fill the frame and reduced to counts over 4 x 4 blocks. The synthetic 
 matplotlib's fonts and reduced the same way. A picture is 8 x 8, with values from 0 to 16.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
+from certvol.files import fingerprint_of
 
 # The fonts of matplotlib whose digits look handwritten enough: most others hold symbols.
 THIN_FONTS = (
@@ -303,4 +303,4 @@ def _names_digest(folder: Path) -> str:
     for digit in range(10):
         with os.scandir(folder / str(digit)) as entries:
             names += [f"{digit}/{entry.name} {entry.stat().st_size}" for entry in entries]
-    return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=16).hexdigest()
+    return fingerprint_of("\n".join(sorted(names)).encode())

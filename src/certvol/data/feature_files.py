@@ -110,34 +110,24 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
         for place, part in zip(places, parts, strict=True)
         for name in part.paths
     ]
-    found = _Rows(features, names, labels, origins).ordered(classes, first.about)
-    return replace(found, fingerprint=with_origins(found.fingerprint, found.origins))
+    found = _ordered(features, names, first.about, labels, classes)
+    origins = origins[found.rows]
+    return replace(found, origins=origins, fingerprint=with_origins(found.fingerprint, origins))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Labelled rows in the order of their files."""
-
-    features: npt.NDArray[np.float32]
-    paths: list[str]
-    labels: npt.NDArray[np.int64]
-    origins: npt.NDArray[np.int64]
-
-    def ordered(self, classes: list[str], about: str) -> SourceFeatures:
-        """Order the rows by class, then by content."""
-        hashes = row_hashes(self.features)
-        order = np.lexsort((*sort_keys(hashes), self.labels))
-        labels = self.labels[order]
-        return SourceFeatures(
-            self.features,
-            order,
-            [self.paths[i] for i in order],
-            fingerprint_of(hashes[order].tobytes(), labels.tobytes()),
-            about,
-            labels,
-            classes,
-            self.origins[order],
-        )
+def _ordered(
+    features: npt.NDArray[np.float32],
+    paths: list[str],
+    about: str,
+    labels: npt.NDArray[np.int64],
+    classes: list[str],
+) -> SourceFeatures:
+    """Order the labelled rows of one source by class, then by content."""
+    hashes = row_hashes(features)
+    rows = np.lexsort((*sort_keys(hashes), labels))
+    fingerprint = fingerprint_of(hashes[rows].tobytes(), labels[rows].tobytes())
+    names, origins = [paths[i] for i in rows], np.zeros(len(rows), np.int64)
+    return SourceFeatures(features, rows, names, fingerprint, about, labels[rows], classes, origins)
 
 
 def _open_one_source(path: Place) -> SourceFeatures:
@@ -151,8 +141,7 @@ def _open_one_source(path: Place) -> SourceFeatures:
         raise UserError(f"{shown} has the label -1, which means unlabelled; use it as the target")
     if len(classes) < 2:
         raise UserError(f"{shown} has only one class ({classes[0]}); adaptation needs at least two")
-    found = _Rows(features, paths, numbers.astype(np.int64), np.zeros(len(paths), np.int64))
-    return found.ordered(list(classes), about)
+    return _ordered(features, paths, about, numbers.astype(np.int64), list(classes))
 
 
 def known_labels(

@@ -44,13 +44,12 @@ class ListedFile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The image files below a folder: relative paths with `/`, sorted, and an entry for each."""
+    """The image files below a folder: relative paths with `/`, sorted, and a row for each."""
 
     root: Path
     paths: list[str]
-    sizes: npt.NDArray[np.int64]
-    mtimes_ns: npt.NDArray[np.int64]
-    ctimes_ns: npt.NDArray[np.int64]
+    status_N3: npt.NDArray[np.int64]
+    """Size, mtime_ns and ctime_ns of each file: an array, because a folder may have a million."""
     problems: list[tuple[str, str]]
     """(relative path, reason) of entries that could not be listed."""
     other_files: int
@@ -59,9 +58,7 @@ class Listing:
     """Folders one and two levels down, with or without images, to find empty class folders."""
 
     def file(self, number: int) -> ListedFile:
-        path = str(self.root / self.paths[number])
-        numbers = (self.sizes, self.mtimes_ns, self.ctimes_ns)
-        return ListedFile(path, *(int(each[number]) for each in numbers))
+        return ListedFile(str(self.root / self.paths[number]), *self.status_N3[number].tolist())
 
 
 class _Walk:
@@ -137,9 +134,7 @@ def scan(root: str | Path) -> Listing:
     return Listing(
         root=place,
         paths=[file.path for file in files],
-        sizes=np.array([file.size for file in files], dtype=np.int64),
-        mtimes_ns=np.array([file.mtime_ns for file in files], dtype=np.int64),
-        ctimes_ns=np.array([file.ctime_ns for file in files], dtype=np.int64),
+        status_N3=np.array([file[1:] for file in files], dtype=np.int64).reshape(-1, 3),
         problems=sorted(walk.problems),
         other_files=walk.other_files,
         folders=sorted(walk.folders),
@@ -251,10 +246,7 @@ def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64]
 
 
 def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Label each path by its class-named folder; -1 for a path in no such folder.
-
-    Names that differ only in their Unicode form are the same: file systems differ in it.
-    """
+    """Label each path by its class-named folder; -1 for a path in no such folder."""
     level = 0 if any(name.casefold() == "images" for name in classes) else class_level(paths)
     return class_numbers([class_of(path, level) or "" for path in paths], classes)
 
