@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -260,11 +261,19 @@ def _is_ours(folder: Path) -> bool:
     """Accept a folder of digits, even of other settings or with lost files, but nothing else."""
     try:
         names = {path.name for path in folder.iterdir()}
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8")) if names else None
-    except (OSError, ValueError):
+    except OSError:
         return False
-    own = isinstance(record, dict) and record.keys() == {"settings", "names"}
-    return not names or (own and names <= {_RECORD, *map(str, range(10))})
+    return not names or (names <= {_RECORD, *map(str, range(10))} and bool(_read_record(folder)))
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Return the record of a folder of digits, empty for another folder."""
+    try:
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    is_record = isinstance(record, dict) and record.keys() == {"settings", "names"}
+    return record if is_record else {}
 
 
 def _write_folder(folder: Path, digits: Digits, settings: Mapping[str, int]) -> None:
@@ -290,17 +299,11 @@ def _write_folder(folder: Path, digits: Digits, settings: Mapping[str, int]) -> 
 
 
 def _is_complete(folder: Path, settings: Mapping[str, int]) -> bool:
-    try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        return bool(record["settings"] == settings and record["names"] == _names_digest(folder))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return _read_record(folder) == {"settings": settings, "names": _names_digest(folder)}
 
 
 def _names_digest(folder: Path) -> str:
     """Hash the names and sizes of all images, to notice lost files."""
-    names = []
-    for digit in range(10):
-        with os.scandir(folder / str(digit)) as entries:
-            names += [f"{digit}/{entry.name} {entry.stat().st_size}" for entry in entries]
+    images = folder.glob("[0-9]/*")
+    names = [f"{path.parent.name}/{path.name} {path.lstat().st_size}" for path in images]
     return fingerprint_of("\n".join(sorted(names)).encode())
