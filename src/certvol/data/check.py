@@ -29,6 +29,7 @@ from certvol.data.feature_files import (
 )
 from certvol.data.folders import (
     Listing,
+    about_small_classes,
     class_level,
     class_of,
     folder_labels,
@@ -322,12 +323,8 @@ def _about_counts(counts: dict[str, int], found: _Findings) -> None:
         text = f"{len(readable)} of {len(counts)}; adaptation needs at least two"
         found.error(f"source: classes with a readable image: {text}")
         return
-    if unreadable := [name for name, count in counts.items() if count == 0]:
-        text = f"classes without a readable image are left out: {name_some(unreadable)}"
+    for text in about_small_classes(counts):
         found.warn(f"source: {text}")
-    if single := [name for name, count in counts.items() if count == 1]:
-        text = f"classes with only one image: {name_some(single)}"
-        found.warn(f"source: {text}; add images if you can")
     most, least = max(readable, key=readable.__getitem__), min(readable, key=readable.__getitem__)
     if readable[most] / readable[least] > IMBALANCE:
         found.warn(

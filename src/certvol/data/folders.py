@@ -4,7 +4,7 @@ import heapq
 import os
 import stat
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -214,6 +214,20 @@ def no_images_in(listing: Listing) -> str:
         f"{printable(str(listing.root))} holds no images ({found}); "
         "expected files named .jpg, .jpeg, .png, .bmp, .webp, .gif, .tif, .tiff, .avif or .heic"
     )
+
+
+def about_small_classes(counts: Mapping[str, int], where: str = "") -> list[str]:
+    """Describe the classes that have no readable image or only one; `where` names the folder."""
+    texts = []
+    if unreadable := [name for name, count in counts.items() if count == 0]:
+        texts.append(
+            f"classes without a readable image{where} are left out: {name_some(unreadable)}"
+        )
+    if single := [name for name, count in counts.items() if count == 1]:
+        texts.append(
+            f"classes with only one image{where}: {name_some(single)}; add images if you can"
+        )
+    return texts
 
 
 def name_some(names: Sequence[str], most: int = 5) -> str:
