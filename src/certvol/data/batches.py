@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.randomness import numpy_generator
 
-Indices = NDArray[np.int64]
 LEAST_TO_HOLD_OUT = 5  # images of a class
 MOST_HELD_OUT = 2048
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from certvol.data import Features, Indices
 from certvol.data.cache_files import Failure, Row, RowSet
 from certvol.data.decode_pool import read_images
 from certvol.data.decoding import (
@@ -30,8 +31,6 @@ BLOCK_BYTES = 32 << 20  # pixels between two journal lines; a kill loses at most
 _FILES_IN_KEY = 16
 _HASH = np.dtype((np.uint8, (HASH_BYTES,)))
 
-Features = npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True, eq=False)
 class PixelCache:
@@ -47,7 +46,7 @@ class PixelCache:
     """[n, 16], blake2b of each file's bytes (not of its pixels)."""
     failures: list[tuple[str, str]]
     """(relative path, reason) of the images left out."""
-    positions: npt.NDArray[np.int64]
+    positions: Indices
     """[n], each image's number in the listing."""
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from certvol.data import check_target
+from certvol.data import Place, check_target
 from certvol.data.cells import classes_alike
 from certvol.data.decode_pool import read_images
 from certvol.data.decoding import Pixels
@@ -42,8 +42,6 @@ from certvol.data.sources import scan_sources
 from certvol.errors import UserError
 from certvol.progress import Progress, Silent
 from certvol.settings import DataConfig
-
-Place = str | os.PathLike[str]
 
 IMBALANCE = 10.0  # images of the largest class per image of the smallest
 _PROBE_SIZE = 32  # a file is decoded completely at any size; a small one is fastest

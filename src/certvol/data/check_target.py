@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from certvol.data import Indices
 from certvol.data.decoding import Pixels
 from certvol.data.folders import class_level, class_of, name_some, printable
 
@@ -67,7 +67,7 @@ def thumbnail(pixels: Pixels) -> Pixels:
     return np.asarray(grey.round().astype(np.uint8).ravel())
 
 
-def compared(count: int) -> npt.NDArray[np.int64]:
+def compared(count: int) -> Indices:
     """Choose which of `count` images are compared: all, or evenly spread ones."""
     return np.linspace(0, count - 1, min(count, MOST_COMPARED)).round().astype(np.int64)
 

@@ -236,9 +236,7 @@ DOMAINS = (*PENS, *CHANGES)
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _write_missing(
-    wanted: Mapping[Path, tuple[Mapping[str, int], Callable[[], Digits]]],
-) -> None:
+def _write_missing(wanted: Mapping[Path, tuple[Mapping[str, int], Callable[[], Digits]]]) -> None:
     missing = [folder for folder in wanted if not _is_complete(folder, wanted[folder][0])]
     for folder in missing:
         check_replaceable(folder)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from certvol.data import Indices, Place
 from certvol.data.cache import PixelCache, open_cache
 from certvol.data.folders import Listing, about_small_classes, no_images_in, printable, scan
-from certvol.data.sources import Place, scan_sources, with_origins
+from certvol.data.sources import scan_sources, with_origins
 from certvol.errors import UserError
 from certvol.files import fingerprint_of
 from certvol.progress import Progress
@@ -23,7 +24,7 @@ class TargetImages:
     """Unlabelled images, ordered by content; image i is `pixels[rows[i]]`, from `paths[i]`."""
 
     pixels: npt.NDArray[np.uint8]
-    rows: npt.NDArray[np.int64]
+    rows: Indices
     paths: list[str]
     failures: list[tuple[str, str]]
     """(path, reason) of files that are left out."""
@@ -40,9 +41,9 @@ class TargetImages:
 class SourceImages(TargetImages):
     """Labelled images, ordered by class, then content; image i has class `classes[labels[i]]`."""
 
-    labels: npt.NDArray[np.int64]
+    labels: Indices
     classes: list[str]
-    origins: npt.NDArray[np.int64]
+    origins: Indices
     """The number of each image's folder, if there are several sources; else 0."""
 
 

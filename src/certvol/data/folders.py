@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.errors import UserError
 
 IMAGE_SUFFIXES = frozenset(
@@ -48,7 +49,7 @@ class Listing:
 
     root: Path
     paths: list[str]
-    status_N3: npt.NDArray[np.int64]
+    status_N3: NDArray[np.int64]
     """Size, mtime_ns and ctime_ns of each file: an array, because a folder may have a million."""
     problems: list[tuple[str, str]]
     """(relative path, reason) of entries that could not be listed."""
@@ -172,7 +173,7 @@ def class_of(path: str, level: int = 0) -> str | None:
     return parts[level] if len(parts) > level + 1 else None
 
 
-def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
+def labels_of(listing: Listing) -> tuple[list[str], Indices]:
     """Return sorted class names, and a label per path: -1 for an image beside the class folders."""
     root = printable(listing.root)
     if not listing.paths:
@@ -253,19 +254,19 @@ def _first_domain(paths: Iterable[str]) -> str:
     return min(inside) if any(len(folders) > 1 for folders in inside.values()) else ""
 
 
-def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64] | None:
+def folder_labels(paths: list[str], classes: list[str]) -> Indices | None:
     """Label each path by its class-named folder, for evaluation; None unless every path has one."""
     labels = known_folder_labels(paths, classes)
     return labels if len(labels) and labels.min() >= 0 else None
 
 
-def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> Indices:
     """Label each path by its class-named folder; -1 for a path in no such folder."""
     level = 0 if any(name.casefold() == "images" for name in classes) else class_level(paths)
     return class_numbers([class_of(path, level) or "" for path in paths], classes)
 
 
-def class_numbers(names: Iterable[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+def class_numbers(names: Iterable[str], classes: Sequence[str]) -> Indices:
     """Return the number of each name among the classes; -1 for a name that is not a class.
 
     Names that differ only in their Unicode form are the same: file systems differ in it.

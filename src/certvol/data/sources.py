@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices, Place
 from certvol.data.folders import Listing, has_image_suffix, labels_of, name_some, printable, scan
 from certvol.errors import UserError
 from certvol.files import fingerprint_of
 from certvol.settings import DataConfig
 
-Place = str | os.PathLike[str]
-Indices = NDArray[np.int64]
 SEPARATOR = os.pathsep
 LEAST_DOMAINS = 2
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})

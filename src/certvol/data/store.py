@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Indices = NDArray[np.int64]
+from certvol.data import Indices
+
 PINNED_SHARE = 0.5  # of the machine's free memory
 
 
@@ -30,11 +31,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        data: NDArray[Any],
-        rows: Indices,
-        device: torch.device,
-        device_share: float,
+        self, data: NDArray[Any], rows: Indices, device: torch.device, device_share: float
     ) -> None:
         self.data, self.rows, self.device = data, rows, device
         self.resident: Tensor | None = None

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from certvol.data import SOURCE, TARGET
+from certvol.data import SOURCE, TARGET, Indices
 from certvol.data.augment import (
     InputFormat,
     WarpParameters,
@@ -20,7 +20,7 @@ from certvol.data.augment import (
     draw_parameters,
     train_view,
 )
-from certvol.data.store import Indices, Store
+from certvol.data.store import Store
 from certvol.settings import AugmentConfig
 
 

@@ -21,12 +21,7 @@ from certvol.files import expanded
 from certvol.settings.data_sections import AugmentConfig, DataConfig
 from certvol.settings.declare import Setting, settings_of
 from certvol.settings.presets import PRESETS
-from certvol.settings.sections import (
-    SECTIONS,
-    GuardConfig,
-    ModelConfig,
-    TrainingConfig,
-)
+from certvol.settings.sections import SECTIONS, GuardConfig, ModelConfig, TrainingConfig
 from certvol.settings.yaml_file import read_yaml
 
 YAML_WIDTH = 100
