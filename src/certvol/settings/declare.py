@@ -7,7 +7,7 @@ documentation all read these declarations. The choices of a `Literal` are read f
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
@@ -88,3 +88,12 @@ def settings_of(section: Any) -> Iterator[Setting]:
     """Yield the settings that a section's dataclass, or an instance of it, declares."""
     for each in dataclasses.fields(section):
         yield Setting(each.name, each.type, each.default, **each.metadata)
+
+
+def settings_by_name(sections: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the settings of all sections by their full names, such as `training.cycles`."""
+    return {
+        f"{section}.{each.name}": each
+        for section, cls in sections.items()
+        for each in settings_of(cls)
+    }

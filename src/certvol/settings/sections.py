@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from certvol.settings.data_sections import AugmentConfig, DataConfig
-from certvol.settings.declare import setting, settings_of
+from certvol.settings.declare import setting, settings_by_name
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
 
@@ -272,9 +272,6 @@ SECTIONS: dict[str, type] = {
 }
 
 WITHOUT_EFFECT = frozenset(
-    f"{section}.{each.name}"
-    for section, cls in SECTIONS.items()
-    for each in settings_of(cls)
-    if not each.affects_result
+    name for name, each in settings_by_name(SECTIONS).items() if not each.affects_result
 )
 """The settings that do not affect a run's result."""
