@@ -8,8 +8,6 @@ from certvol.settings.declare import setting, settings_by_name
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
 
-MAX_RATE = 1e30
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -115,7 +113,7 @@ class TrainingConfig:
         "sgd", help="sgd with Nesterov momentum, or adamw, whose first beta is training.momentum."
     )
     learning_rate: float = setting(
-        5e-4, above=0, at_most=MAX_RATE, help="Learning rate of pretraining, and of the backbone."
+        5e-4, above=0, help="Learning rate of pretraining, and of the backbone."
     )
     head_rate: float | None = setting(
         None,
@@ -125,10 +123,7 @@ class TrainingConfig:
         "10 behind a frozen backbone, else 1. Many comparators were published with 10.",
     )
     adapt_learning_rate: float | None = setting(
-        None,
-        above=0,
-        at_most=MAX_RATE,
-        help="Learning rate of adaptation; null: as in pretraining.",
+        None, above=0, help="Learning rate of adaptation; null: as in pretraining."
     )
     schedule: Literal["can", "constant"] = setting(
         "can", help="can: lr / (1 + 10 p)^exponent, where p is the progress of adaptation."
