@@ -62,9 +62,9 @@ class Setting:
     name: str
     kind: Any
     default: Any
-    help: str
-    range: Range
-    affects_result: bool
+    help: str = ""
+    range: Range = field(default_factory=Range)
+    affects_result: bool = True
 
     @property
     def choices(self) -> tuple[Any, ...]:
