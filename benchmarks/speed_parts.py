@@ -160,9 +160,7 @@ def cache(bench: Bench) -> Figures:
         repeated = replace(
             listing,
             paths=[listing.paths[i] for i in chosen],
-            sizes=listing.sizes[chosen],
-            mtimes_ns=listing.mtimes_ns[chosen],
-            ctimes_ns=listing.ctimes_ns[chosen],
+            status_N3=listing.status_N3[chosen],
         )
         folder = bench.temporary / f"cache {name}"
         started = time.perf_counter()

@@ -7,8 +7,16 @@ import pytest
 from PIL import Image
 
 from certvol.data.check import check
-from certvol.data.check_target import about_copies, about_folders, about_size, similar
-from certvol.data.near_duplicates import MOST_COMPARED, compared, distinct, thumbnail
+from certvol.data.check_target import (
+    MOST_COMPARED,
+    about_copies,
+    about_folders,
+    about_size,
+    compared,
+    distinct,
+    similar,
+    thumbnail,
+)
 from support.findings import CONFIG, texts
 from support.images import write_noise
 

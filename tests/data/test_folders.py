@@ -27,7 +27,7 @@ def touch(root: Path, *paths: str) -> Path:
 
 def listing_of(*paths: str) -> Listing:
     none = np.zeros(len(paths), dtype=np.int64)
-    return Listing(Path("/data"), sorted(paths), none, none, none, [], 0, [])
+    return Listing(Path("/data"), sorted(paths), none, [], 0, [])
 
 
 # --- scan
@@ -47,8 +47,8 @@ def test_scan_lists_images_sorted_with_their_sizes_and_times(tmp_path: Path) -> 
     os.utime(tmp_path / "a/9.tiff", ns=(5, 1234567890123456789))
     listing = scan(tmp_path)
     assert listing.paths == ["a/10.png", "a/9.tiff", "b/2.JPG", "b/deep/er/3.WebP", "top.gif"]
-    assert listing.sizes.tolist() == [len(path) for path in listing.paths]
-    assert listing.mtimes_ns[1] == 1234567890123456789
+    assert listing.status_N3[:, 0].tolist() == [len(path) for path in listing.paths]
+    assert listing.status_N3[1, 1] == 1234567890123456789
     assert listing.other_files == 2
     assert listing.problems == []
     assert listing.folders == ["a", "b", "b/deep"]

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from certvol.data import SOURCE, TARGET
-from certvol.data.store import PixelStore
-from certvol.data.views import FeatureStore, FeatureViews, ImageViews
+from certvol.data.store import Store
+from certvol.data.views import FeatureViews, ImageViews
 from certvol.settings import AugmentConfig
 from support.images import Format
 
@@ -13,17 +13,17 @@ CPU = torch.device("cpu")
 
 def image_views(**settings: bool) -> ImageViews:
     pixels = np.random.default_rng(0).integers(0, 256, (11, 10, 10, 3), dtype=np.uint8)
-    source = PixelStore(pixels, np.arange(5), CPU, 0.5)
-    target = PixelStore(pixels, np.arange(5, 11), CPU, 0.5)
+    source = Store(pixels, np.arange(5), CPU, 0.5)
+    target = Store(pixels, np.arange(5, 11), CPU, 0.5)
     return ImageViews(source, target, Format(8), AugmentConfig(**settings))
 
 
-def store(base: float, images: int, views: int) -> FeatureStore:
+def store(base: float, images: int, views: int) -> Store:
     """Make features whose view v of image i is (base + i, v); rows are reversed on the disk."""
     features = np.array(
         [[[base + i, v] for v in range(views)] for i in reversed(range(images))], dtype=np.float32
     )
-    return FeatureStore(features, np.arange(images)[::-1].copy(), CPU)
+    return Store(features, np.arange(images)[::-1].copy(), CPU, 0.5)
 
 
 VIEWS = FeatureViews(store(0, 5, 3), store(100, 6, 4))

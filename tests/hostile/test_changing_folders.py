@@ -174,7 +174,7 @@ def test_a_million_files_are_listed_within_bounds(
     assert len(listing.paths) == 1_000_000
     assert open_at_once[1] == 1  # so the limit of open files does not matter
     assert listing.paths == sorted(listing.paths)
-    held = sum(map(sys.getsizeof, listing.paths)) + listing.sizes.nbytes + listing.mtimes_ns.nbytes
+    held = sum(map(sys.getsizeof, listing.paths)) + listing.status_N3.nbytes
     assert held < 200e6
     classes, labels = labels_of(listing)
     assert len(classes) == 1000

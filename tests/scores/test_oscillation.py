@@ -173,8 +173,6 @@ def test_invalid_inputs_are_refused() -> None:
         oscillation_between(features, [*layers, layers[0]])
     with pytest.raises(ValueError, match="at least 2"):
         oscillation_between(features, layers, num_points=1)
-    with pytest.raises(ValueError, match="at least 2"):
-        oscillation_between(features, layers, chunk_points=1)
     features[0, 0] = float("nan")
     with pytest.raises(ValueError, match="not finite"):
         oscillation_between(features, layers)

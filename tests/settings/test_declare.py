@@ -39,6 +39,15 @@ def test_a_declared_setting_is_an_ordinary_dataclass_field() -> None:
     assert declared.range == Range(at_least=0)
 
 
+def test_a_plain_field_is_a_setting_without_help_and_range() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        weight: float = 1.0
+
+    (declared,) = settings_of(Config)
+    assert (declared.help, declared.range, declared.affects_result) == ("", Range(), True)
+
+
 def test_a_setting_says_whether_it_affects_the_result() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Config:

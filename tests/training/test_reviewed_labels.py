@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import certvol
 from certvol.data.batches import CyclePlan
 from certvol.data.reviewed import reviewed_labels
-from certvol.data.store import PixelStore
+from certvol.data.store import Store
 from certvol.data.views import ImageViews
 from certvol.distributed import Team
 from certvol.errors import Interrupted, UserError
@@ -186,7 +186,7 @@ def test_a_step_weighs_reviewed_rows_as_other_rows() -> None:
     pixels, rows = rng.integers(0, 256, (20, 20, 20, 3), dtype=np.uint8), np.arange(20)
     method = make_method("basic").train()
     method.network.classifier.dropout = 0.0
-    store = PixelStore(pixels, rows, torch.device("cpu"), 0.5)
+    store = Store(pixels, rows, torch.device("cpu"), 0.5)
     views = ImageViews(store, store, method.network.info, AugmentConfig())
     known_N = np.full(20, -1)
     known_N[[3, 8, 11]] = [2, 0, 1]

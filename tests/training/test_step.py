@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import certvol
 from certvol.api import resolve_settings
 from certvol.data.batches import CyclePlan
-from certvol.data.store import PixelStore
+from certvol.data.store import Store
 from certvol.data.views import ImageViews
 from certvol.distributed import Team
 from certvol.errors import UserError
@@ -41,7 +41,7 @@ def test_a_step_is_sgd_with_nesterov_momentum_weight_decay_and_a_rate_per_part(
         name, **({"num_samples": 4} if name == "cvp" else {"classifier_rate": 3.0})
     ).train()
     twin = copy.deepcopy(method)
-    store = PixelStore(pixels, rows, torch.device("cpu"), 0.5)
+    store = Store(pixels, rows, torch.device("cpu"), 0.5)
     views = ImageViews(store, store, method.network.info, AugmentConfig())
     settings = TrainingConfig(momentum=0.9, weight_decay=0.01, grad_clip=clip, head_rate=head_rate)
     plan = CyclePlan(
@@ -77,7 +77,7 @@ def test_a_step_of_sam_takes_the_gradients_at_moved_weights_and_changes_the_old_
     method = make_method("sdat", radius=0.3, bottleneck=12, discriminator_width=20).train()
     method.network.classifier.dropout = 0.0
     twin = copy.deepcopy(method)
-    store = PixelStore(pixels, np.arange(20), torch.device("cpu"), 0.5)
+    store = Store(pixels, np.arange(20), torch.device("cpu"), 0.5)
     views = ImageViews(store, store, method.network.info, AugmentConfig())
     labels = np.tile(np.arange(16) % CLASSES, (1, 1))
     split = np.array([8 if adapting else 16], dtype=np.int64)
@@ -115,7 +115,7 @@ def test_a_step_of_sam_takes_the_gradients_at_moved_weights_and_changes_the_old_
 def test_a_batch_holds_tables_and_a_second_view_if_the_method_asks() -> None:
     rng = np.random.default_rng(0)
     method = make_method("self_ensembling")
-    store = PixelStore(
+    store = Store(
         rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8),
         np.arange(20),
         torch.device("cpu"),
@@ -153,7 +153,7 @@ def _steps(settings: TrainingConfig, name: str = "basic") -> list[dict[str, torc
     rng = np.random.default_rng(0)
     method = make_method(name).train()
     pixels = rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8)
-    store = PixelStore(pixels, np.arange(20), torch.device("cpu"), 0.5)
+    store = Store(pixels, np.arange(20), torch.device("cpu"), 0.5)
     views = ImageViews(store, store, method.network.info, AugmentConfig())
     labels = np.tile(np.arange(16) % CLASSES, (2, 1))
     plan = CyclePlan(rng.integers(0, 20, (2, 16)), labels, np.array([8, 8], dtype=np.int64))
@@ -200,7 +200,7 @@ def test_an_added_optimizer_can_be_chosen_and_steps(monkeypatch: pytest.MonkeyPa
 def test_a_fused_step_trains_weights_that_had_no_gradient_before(name: str) -> None:
     """Steps on a GPU are fused; a discriminator gets its first gradient when adaptation starts."""
     rng = np.random.default_rng(0)
-    store = PixelStore(
+    store = Store(
         rng.integers(0, 256, (20, 18, 18, 3), dtype=np.uint8),
         np.arange(20),
         torch.device("cpu"),
@@ -295,7 +295,7 @@ def test_the_usual_rate_behind_a_frozen_backbone_is_no_factor_of_a_methods_own(
     method = make_method("symnets", classifier_rate=20.0)
     method.network.trained_part = "head"
     pixels = np.zeros((20, 18, 18, 3), dtype=np.uint8)
-    store = PixelStore(pixels, np.arange(20), torch.device("cpu"), 0.5)
+    store = Store(pixels, np.arange(20), torch.device("cpu"), 0.5)
     views = ImageViews(store, store, method.network.info, AugmentConfig())
     settings = TrainingConfig(head_rate=given)
     stepper = Stepper(method, views, settings, Team(), bf16=False)

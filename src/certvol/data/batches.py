@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.randomness import numpy_generator
 
-Indices = NDArray[np.int64]
 LEAST_TO_HOLD_OUT = 5  # images of a class
 MOST_HELD_OUT = 2048
 
@@ -158,11 +158,17 @@ def plan_source_cycle(
     source: Sequence[Pool], visits_SK: Indices, shape: BatchShape, rng: np.random.Generator
 ) -> CyclePlan:
     """Plan balanced batches of source images only, for pretraining."""
+    images_SN, labels_SN = _draw_visited(source, visits_SK, 2 * shape.per_domain, rng)
+    return CyclePlan(images_SN, labels_SN, np.full(len(visits_SK), shape.size, dtype=np.int64))
+
+
+def _draw_visited(
+    source: Sequence[Pool], visits_SK: Indices, per_class: int, rng: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """Draw source images of the classes that each step visits; return them and their labels."""
     drawers = [_drawer(pool, rng) for pool in source]
-    count = 2 * shape.per_domain
-    images = [np.concatenate([drawers[c].draw(count) for c in classes]) for classes in visits_SK]
-    labels = np.repeat(visits_SK, count, axis=1)
-    return CyclePlan(np.stack(images), labels, np.full(len(visits_SK), shape.size, dtype=np.int64))
+    rows = [np.concatenate([drawers[c].draw(per_class) for c in step]) for step in visits_SK]
+    return np.stack(rows), np.repeat(visits_SK, per_class, axis=1)
 
 
 def plan_mixed_cycle(
@@ -205,10 +211,7 @@ def plan_weighted_cycle(
     equally often, a lower power draws rare classes more often. A class without images is not drawn.
     """
     steps, per_step = len(visits_SK), shape.classes * shape.per_domain
-    drawers = [_drawer(pool, rng) for pool in source]
-    rows = [[drawers[c].draw(shape.per_domain) for c in classes] for classes in visits_SK]
-    source_SN = np.stack([np.concatenate(parts) for parts in rows])
-    source_labels_SN = np.repeat(visits_SK, shape.per_domain, axis=1)
+    source_SN, source_labels_SN = _draw_visited(source, visits_SK, shape.per_domain, rng)
     drawn_C = _weighted_counts([len(pool) for pool in target], power, steps * per_step, rng)
     of_target = zip(target, drawn_C, strict=True)
     images_M = np.concatenate([_Drawer(pool, rng).draw(count) for pool, count in of_target])

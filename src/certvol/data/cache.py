@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from certvol.data import Features, Indices
 from certvol.data.cache_files import Failure, Row, RowSet
 from certvol.data.decode_pool import read_images
 from certvol.data.decoding import (
@@ -30,8 +31,6 @@ BLOCK_BYTES = 32 << 20  # pixels between two journal lines; a kill loses at most
 _FILES_IN_KEY = 16
 _HASH = np.dtype((np.uint8, (HASH_BYTES,)))
 
-Features = npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True, eq=False)
 class PixelCache:
@@ -47,7 +46,7 @@ class PixelCache:
     """[n, 16], blake2b of each file's bytes (not of its pixels)."""
     failures: list[tuple[str, str]]
     """(relative path, reason) of the images left out."""
-    positions: npt.NDArray[np.int64]
+    positions: Indices
     """[n], each image's number in the listing."""
 
 
@@ -120,9 +119,7 @@ def cache_key(listing: Listing, size: int, config: DataConfig) -> str:
     key = blake2b(settings.encode(), digest_size=16)
     for path in listing.paths:
         key.update(os.fsencode(path) + b"\0")
-    key.update(listing.sizes.tobytes())
-    key.update(listing.mtimes_ns.tobytes())
-    key.update(listing.ctimes_ns.tobytes())
+    key.update(listing.status_N3.T.tobytes())  # all sizes, then all times
     for i in range(0, count, max(1, count // _FILES_IN_KEY)):
         with suppress(UnreadableImage):
             key.update(blake2b(read_file(listing.root / listing.paths[i], most)[0]).digest())

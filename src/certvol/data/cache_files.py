@@ -11,7 +11,6 @@ A set whose key is K has
 
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import os
@@ -29,7 +28,7 @@ import numpy.typing as npt
 
 from certvol.data.cache_space import explain_errors, make_room, remove_set
 from certvol.data.folders import printable, reason_of
-from certvol.files import lock_removable, sync, sync_folder, write_atomically
+from certvol.files import fingerprint_of, lock_removable, sync, sync_folder, write_atomically
 from certvol.progress import Progress, Silent
 
 Row = tuple[memoryview, ...]
@@ -288,7 +287,4 @@ def _write_all(file: io.FileIO, data: memoryview | bytes) -> None:
 
 def _digests(folder: Path, files: dict[str, np.dtype[Any]]) -> dict[str, str]:
     """Return a digest of each small file."""
-    return {
-        name: hashlib.blake2b((folder / name).read_bytes(), digest_size=16).hexdigest()
-        for name in list(files)[1:]
-    }
+    return {name: fingerprint_of((folder / name).read_bytes()) for name in list(files)[1:]}

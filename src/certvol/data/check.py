@@ -8,17 +8,15 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from certvol.data import check_target
+from certvol.data import Place, check_target
 from certvol.data.cells import classes_alike
 from certvol.data.decode_pool import read_images
-from certvol.data.decoding import HASH_BYTES, Pixels
+from certvol.data.decoding import Pixels
 from certvol.data.feature_files import (
     SourceFeatures,
     TargetFeatures,
@@ -28,10 +26,10 @@ from certvol.data.feature_files import (
     only_one_is_a_file,
     open_source_features,
     open_target_features,
-    row_hashes,
 )
 from certvol.data.folders import (
     Listing,
+    about_small_classes,
     class_level,
     class_of,
     folder_labels,
@@ -40,13 +38,10 @@ from certvol.data.folders import (
     printable,
     scan,
 )
-from certvol.data.near_duplicates import thumbnail
 from certvol.data.sources import scan_sources
 from certvol.errors import UserError
 from certvol.progress import Progress, Silent
 from certvol.settings import DataConfig
-
-Place = str | os.PathLike[str]
 
 IMBALANCE = 10.0  # images of the largest class per image of the smallest
 _PROBE_SIZE = 32  # a file is decoded completely at any size; a small one is fastest
@@ -98,22 +93,18 @@ class CheckReport:
         return all(finding.level != "error" for finding in self.findings)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Domain:
     """The readable images or rows of a domain: name, hash and, if known, class of each."""
 
     which: str
     paths: list[str] = field(default_factory=list)
-    hashes: npt.NDArray[np.void] = field(default_factory=lambda: _as_hashes(b""))
+    digests: list[bytes] = field(default_factory=list)
     classes: list[str | None] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     thumbnails: list[Pixels] = field(default_factory=list)
     """Small versions of a target's images, to find near-duplicates."""
-
-
-def _as_hashes(digests: bytes) -> npt.NDArray[np.void]:
-    return np.frombuffer(digests, dtype=np.dtype((np.void, HASH_BYTES)))
 
 
 def check(
@@ -188,14 +179,14 @@ def _check_images(
         target_listing = scan(Path(target))
     for source in sources:
         _about_overlap(os.path.realpath(source), os.path.realpath(target), found)
-    one = _read("source", source_listing, config, progress)
-    one = replace(one, classes=[of_source.get(path) for path in one.paths])
-    domains = one, _read("target", target_listing, config, progress)
+    in_source = _read("source", source_listing, config, progress)
+    in_source.classes = [of_source.get(path) for path in in_source.paths]
+    in_target = _read("target", target_listing, config, progress)
     if target_listing is not None:
-        _about_target(target_listing, domains[1].paths, classes, found)
-    for listing, domain in zip((source_listing, target_listing), domains, strict=True):
-        _about_files(listing, domain, found)
-    return classes, *domains
+        _about_target(target_listing, in_target.paths, classes, found)
+    _about_files(source_listing, in_source, found)
+    _about_files(target_listing, in_target, found)
+    return classes, in_source, in_target
 
 
 def _about_overlap(source: str, target: str, found: _Findings) -> None:
@@ -209,34 +200,28 @@ def _about_overlap(source: str, target: str, found: _Findings) -> None:
 
 
 def _read(which: str, listing: Listing | None, config: DataConfig, progress: Progress) -> _Domain:
+    domain = _Domain(which, unreadable=[] if listing is None else list(listing.problems))
     if listing is None or not listing.paths:
-        return _Domain(which, unreadable=[] if listing is None else listing.problems)
-    paths: list[str] = []
-    digests: list[bytes] = []
-    thumbnails: list[Pixels] = []
-    unreadable, empty = list(listing.problems), []
-    number = 0
+        return domain
     progress.start(f"reading {printable(listing.root.name)}", len(listing.paths))
     try:
         with contextlib.closing(read_images(listing, _PROBE_SIZE, config)) as groups:
-            for group in groups:
-                for image in group:
-                    path = listing.paths[number]
-                    if image.pixels is not None and image.digest is not None:
-                        paths.append(path)
-                        digests.append(image.digest)
-                        if which == "target":
-                            thumbnails.append(thumbnail(image.pixels))
-                    elif listing.sizes[number] == 0:
-                        empty.append(path)
-                    else:
-                        unreadable.append((path, image.reason))
-                    number += 1
-                progress.advance(len(group))
+            sizes, images = listing.status_N3[:, 0], chain.from_iterable(groups)
+            for path, size, image in zip(listing.paths, sizes, images, strict=True):
+                if image.pixels is not None and image.digest is not None:
+                    domain.paths.append(path)
+                    domain.digests.append(image.digest)
+                    if which == "target":
+                        domain.thumbnails.append(check_target.thumbnail(image.pixels))
+                elif size == 0:
+                    domain.empty.append(path)
+                else:
+                    domain.unreadable.append((path, image.reason))
+                progress.advance()
     finally:
         progress.finish()
-    hashes = _as_hashes(b"".join(digests))
-    return _Domain(which, paths, hashes, [], sorted(unreadable), empty, thumbnails)
+    domain.unreadable.sort()
+    return domain
 
 
 def _about_class_folders(listing: Listing, found: _Findings) -> None:
@@ -317,11 +302,10 @@ def _faults(found: _Findings, prefix: str = "") -> Iterator[None]:
 def _rows(which: str, features: TargetFeatures | None) -> _Domain:
     if features is None:
         return _Domain(which)
-    hashes = _as_hashes(row_hashes(features.features)[features.rows].tobytes())
     classes: list[str | None] = []
     if isinstance(features, SourceFeatures):
         classes = [features.classes[label] for label in features.labels]
-    return _Domain(which, features.paths, hashes, classes)
+    return _Domain(which, features.paths, [row.tobytes() for row in features.hashes], classes)
 
 
 # --- both -----------------------------------------------------------------------------------------
@@ -337,12 +321,8 @@ def _about_counts(counts: dict[str, int], found: _Findings) -> None:
         text = f"{len(readable)} of {len(counts)}; adaptation needs at least two"
         found.error(f"source: classes with a readable image: {text}")
         return
-    if unreadable := [name for name, count in counts.items() if count == 0]:
-        text = f"classes without a readable image are left out: {name_some(unreadable)}"
+    for text in about_small_classes(counts):
         found.warn(f"source: {text}")
-    if single := [name for name, count in counts.items() if count == 1]:
-        text = f"classes with only one image: {name_some(single)}"
-        found.warn(f"source: {text}; add images if you can")
     most, least = max(readable, key=readable.__getitem__), min(readable, key=readable.__getitem__)
     if readable[most] / readable[least] > IMBALANCE:
         found.warn(
@@ -366,9 +346,10 @@ def _about_names(classes: Iterable[str], found: _Findings) -> None:
 
 
 def _duplicates(domain: _Domain, found: _Findings) -> list[list[str]]:
-    _, group_N, counts = np.unique(domain.hashes, return_inverse=True, return_counts=True)
-    members = np.split(np.argsort(group_N, kind="stable"), np.cumsum(counts)[:-1])
-    members = [group for group in members if len(group) > 1]
+    numbers: dict[bytes, list[int]] = {}
+    for i, digest in enumerate(domain.digests):
+        numbers.setdefault(digest, []).append(i)
+    members = [group for group in numbers.values() if len(group) > 1]
     if not members:
         return []
     groups = sorted(sorted(domain.paths[i] for i in group) for group in members)
@@ -382,10 +363,8 @@ def _duplicates(domain: _Domain, found: _Findings) -> list[list[str]]:
 
 
 def _in_both(source: _Domain, target: _Domain, found: _Findings) -> list[tuple[str, str]]:
-    _, in_source, in_target = np.intersect1d(source.hashes, target.hashes, return_indices=True)
-    pairs = sorted(
-        (source.paths[i], target.paths[j]) for i, j in zip(in_source, in_target, strict=True)
-    )
+    in_source, in_target = _first_paths(source), _first_paths(target)
+    pairs = sorted((path, in_target[key]) for key, path in in_source.items() if key in in_target)
     if pairs:
         shown = " and ".join(map(printable, pairs[0]))
         found.warn(
@@ -393,3 +372,8 @@ def _in_both(source: _Domain, target: _Domain, found: _Findings) -> list[tuple[s
             "one side, or accuracy on the target will look too good"
         )
     return pairs
+
+
+def _first_paths(domain: _Domain) -> dict[bytes, str]:
+    """Return the first path with each content."""
+    return dict(zip(reversed(domain.digests), reversed(domain.paths), strict=True))

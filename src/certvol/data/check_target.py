@@ -6,14 +6,18 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
+from certvol.data import Indices
 from certvol.data.decoding import Pixels
 from certvol.data.folders import class_level, class_of, name_some, printable
-from certvol.data.near_duplicates import compared, distinct
 
 HANDFUL = 30  # images
 FEW_PER_CLASS = 5
 REPEATED = 2  # warn from this many images per distinct one
-FEWEST_COMPARED = 10
+FEWEST_COMPARED, MOST_COMPARED = 10, 5000  # images
+SIDE = 16  # of the small grey versions that are compared
+ALIKE = 3.0  # mean difference of grey values, of 255
 NAMED = 5
 LEAST_SIMILAR = 0.75  # of two names, by difflib
 
@@ -51,6 +55,39 @@ def about_copies(thumbnails: Sequence[Pixels]) -> str | None:
         f"{which} look like {found:,} distinct ones, as frames of a video do; copies teach nothing "
         "new and make rare classes rarer, so keep one of each, or add other images"
     )
+
+
+def thumbnail(pixels: Pixels) -> Pixels:
+    """Shrink a square RGB image, whose side is a multiple of `SIDE`, to SIDE * SIDE grey values.
+
+    They hardly change with the image's size, format and compression, or with slight noise.
+    """
+    step = len(pixels) // SIDE
+    grey = pixels.mean(axis=2).reshape(SIDE, step, SIDE, step).mean(axis=(1, 3))
+    return np.asarray(grey.round().astype(np.uint8).ravel())
+
+
+def compared(count: int) -> Indices:
+    """Choose which of `count` images are compared: all, or evenly spread ones."""
+    return np.linspace(0, count - 1, min(count, MOST_COMPARED)).round().astype(np.int64)
+
+
+def distinct(thumbnails: Sequence[Pixels], most: int) -> int:
+    """Count images of which no two look alike, up to `most`.
+
+    An image counts unless it looks like one that has been counted.
+    """
+    counted_KP = np.empty((most, SIDE * SIDE), np.int16)
+    count = 0
+    for own_P in thumbnails:
+        differences_K = np.abs(counted_KP[:count] - own_P.astype(np.int16)).mean(axis=1)
+        if (differences_K <= ALIKE).any():
+            continue
+        if count == most:
+            return most
+        counted_KP[count] = own_P
+        count += 1
+    return count
 
 
 def folder_names(paths: Sequence[str]) -> Counter[str]:

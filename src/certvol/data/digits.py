@@ -5,7 +5,6 @@ scaled to fill the frame and reduced to counts over 4 x 4 blocks. The synthetic 
 matplotlib's fonts and reduced the same way. A picture is 8 x 8, with values from 0 to 16.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
+from certvol.files import fingerprint_of
 
 # The fonts of matplotlib whose digits look handwritten enough: most others hold symbols.
 THIN_FONTS = (
@@ -235,9 +236,7 @@ DOMAINS = (*PENS, *CHANGES)
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _write_missing(
-    wanted: Mapping[Path, tuple[Mapping[str, int], Callable[[], Digits]]],
-) -> None:
+def _write_missing(wanted: Mapping[Path, tuple[Mapping[str, int], Callable[[], Digits]]]) -> None:
     missing = [folder for folder in wanted if not _is_complete(folder, wanted[folder][0])]
     for folder in missing:
         check_replaceable(folder)
@@ -260,11 +259,19 @@ def _is_ours(folder: Path) -> bool:
     """Accept a folder of digits, even of other settings or with lost files, but nothing else."""
     try:
         names = {path.name for path in folder.iterdir()}
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8")) if names else None
-    except (OSError, ValueError):
+    except OSError:
         return False
-    own = isinstance(record, dict) and record.keys() == {"settings", "names"}
-    return not names or (own and names <= {_RECORD, *map(str, range(10))})
+    return not names or (names <= {_RECORD, *map(str, range(10))} and bool(_read_record(folder)))
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Return the record of a folder of digits, empty for another folder."""
+    try:
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    is_record = isinstance(record, dict) and record.keys() == {"settings", "names"}
+    return record if is_record else {}
 
 
 def _write_folder(folder: Path, digits: Digits, settings: Mapping[str, int]) -> None:
@@ -290,17 +297,11 @@ def _write_folder(folder: Path, digits: Digits, settings: Mapping[str, int]) -> 
 
 
 def _is_complete(folder: Path, settings: Mapping[str, int]) -> bool:
-    try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        return bool(record["settings"] == settings and record["names"] == _names_digest(folder))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return _read_record(folder) == {"settings": settings, "names": _names_digest(folder)}
 
 
 def _names_digest(folder: Path) -> str:
     """Hash the names and sizes of all images, to notice lost files."""
-    names = []
-    for digit in range(10):
-        with os.scandir(folder / str(digit)) as entries:
-            names += [f"{digit}/{entry.name} {entry.stat().st_size}" for entry in entries]
-    return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=16).hexdigest()
+    images = folder.glob("[0-9]/*")
+    names = [f"{path.parent.name}/{path.name} {path.lstat().st_size}" for path in images]
+    return fingerprint_of("\n".join(sorted(names)).encode())

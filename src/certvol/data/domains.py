@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from certvol.data import Indices, Place
 from certvol.data.cache import PixelCache, open_cache
-from certvol.data.folders import Listing, name_some, no_images_in, printable, scan
-from certvol.data.sources import Place, scan_sources, with_origins
+from certvol.data.folders import Listing, about_small_classes, no_images_in, printable, scan
+from certvol.data.sources import scan_sources, with_origins
 from certvol.errors import UserError
 from certvol.files import fingerprint_of
 from certvol.progress import Progress
@@ -23,7 +24,7 @@ class TargetImages:
     """Unlabelled images, ordered by content; image i is `pixels[rows[i]]`, from `paths[i]`."""
 
     pixels: npt.NDArray[np.uint8]
-    rows: npt.NDArray[np.int64]
+    rows: Indices
     paths: list[str]
     failures: list[tuple[str, str]]
     """(path, reason) of files that are left out."""
@@ -40,9 +41,9 @@ class TargetImages:
 class SourceImages(TargetImages):
     """Labelled images, ordered by class, then content; image i has class `classes[labels[i]]`."""
 
-    labels: npt.NDArray[np.int64]
+    labels: Indices
     classes: list[str]
-    origins: npt.NDArray[np.int64]
+    origins: Indices
     """The number of each image's folder, if there are several sources; else 0."""
 
 
@@ -64,15 +65,15 @@ def open_source(
     labels = all_labels[cache.positions]
     stray = [(cache.paths[i], "lies in no class folder") for i in np.flatnonzero(labels < 0)]
     counts = np.bincount(labels[labels >= 0], minlength=len(classes))
-    _warn_of_small_classes(listing, classes, counts)
+    counted = dict(zip(classes, counts, strict=True))
+    for text in about_small_classes(counted, f" in {printable(listing.root)}"):
+        warnings.warn(text, stacklevel=2)
     kept = np.flatnonzero(counts)
     if len(kept) < 2:
         raise UserError(
             f"only {len(kept)} of the {len(classes)} classes in {printable(listing.root)} has "
             "readable images, and adaptation needs two; `certvol check` lists the unreadable files"
         )
-    renumbered = np.full(len(classes), -1, dtype=np.int64)
-    renumbered[kept] = np.arange(len(kept))
     order = np.lexsort((*sort_keys(cache.hashes), labels))
     order = order[labels[order] >= 0]
     origins = found.part_N[cache.positions][order]
@@ -83,7 +84,7 @@ def open_source(
     return SourceImages(
         pixels=cache.pixels,
         rows=order,
-        labels=renumbered[labels[order]],
+        labels=np.searchsorted(kept, labels[order]),
         classes=[classes[i] for i in kept],
         paths=[cache.paths[i] for i in order],
         failures=sorted(listing.problems + cache.failures + stray),
@@ -127,15 +128,3 @@ def _open(listing: Listing, size: int, config: DataConfig, progress: Progress | 
         where = f"{len(listing.paths)} image files in {printable(listing.root)}"
         raise UserError(f"none of the {where} can be read (such as {printable(path)}: {reason})")
     return cache
-
-
-def _warn_of_small_classes(
-    listing: Listing, classes: list[str], counts: npt.NDArray[np.int64]
-) -> None:
-    root = printable(listing.root)
-    if unreadable := [classes[i] for i in np.flatnonzero(counts == 0)]:
-        text = f"classes without a readable image in {root} are left out: {name_some(unreadable)}"
-        warnings.warn(text, stacklevel=3)
-    if single := [classes[i] for i in np.flatnonzero(counts == 1)]:
-        text = f"classes with only one image in {root}: {name_some(single)}; add images if you can"
-        warnings.warn(text, stacklevel=3)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from certvol.data import Features, Indices, Place
 from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import sort_keys
 from certvol.data.folders import class_numbers, name_some, printable, reason_of
@@ -26,16 +27,15 @@ from certvol.files import check_regular, fingerprint_of, output_file
 
 SUFFIX = ".npz"
 MOST_COMPRESSED, LEAST_SUSPECT = 100, 256 << 20  # a bomb grows a thousandfold
-Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, eq=False)
 class TargetFeatures:
     """Unlabelled rows, ordered by content; row i is `features[rows[i]]`, named `paths[i]`."""
 
-    features: npt.NDArray[np.float32]
+    features: Features
     """Rows x views x D."""
-    rows: npt.NDArray[np.int64]
+    rows: Indices
     paths: list[str]
     fingerprint: str
     about: str
@@ -58,9 +58,9 @@ class TargetFeatures:
 class SourceFeatures(TargetFeatures):
     """Labelled rows, ordered by class, then by content."""
 
-    labels: npt.NDArray[np.int64]
+    labels: Indices
     classes: list[str]
-    origins: npt.NDArray[np.int64]
+    origins: Indices
     """The number of each row's file, if there are several sources; else 0."""
 
 
@@ -110,34 +110,20 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
         for place, part in zip(places, parts, strict=True)
         for name in part.paths
     ]
-    found = _Rows(features, names, labels, origins).ordered(classes, first.about)
-    return replace(found, fingerprint=with_origins(found.fingerprint, found.origins))
+    found = _ordered(features, names, first.about, labels, classes)
+    origins = origins[found.rows]
+    return replace(found, origins=origins, fingerprint=with_origins(found.fingerprint, origins))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Labelled rows in the order of their files."""
-
-    features: npt.NDArray[np.float32]
-    paths: list[str]
-    labels: npt.NDArray[np.int64]
-    origins: npt.NDArray[np.int64]
-
-    def ordered(self, classes: list[str], about: str) -> SourceFeatures:
-        """Order the rows by class, then by content."""
-        hashes = row_hashes(self.features)
-        order = np.lexsort((*sort_keys(hashes), self.labels))
-        labels = self.labels[order]
-        return SourceFeatures(
-            self.features,
-            order,
-            [self.paths[i] for i in order],
-            fingerprint_of(hashes[order].tobytes(), labels.tobytes()),
-            about,
-            labels,
-            classes,
-            self.origins[order],
-        )
+def _ordered(
+    features: Features, paths: list[str], about: str, labels: Indices, classes: list[str]
+) -> SourceFeatures:
+    """Order the labelled rows of one source by class, then by content."""
+    hashes = row_hashes(features)
+    rows = np.lexsort((*sort_keys(hashes), labels))
+    fingerprint = fingerprint_of(hashes[rows].tobytes(), labels[rows].tobytes())
+    names, origins = [paths[i] for i in rows], np.zeros(len(rows), np.int64)
+    return SourceFeatures(features, rows, names, fingerprint, about, labels[rows], classes, origins)
 
 
 def _open_one_source(path: Place) -> SourceFeatures:
@@ -151,21 +137,16 @@ def _open_one_source(path: Place) -> SourceFeatures:
         raise UserError(f"{shown} has the label -1, which means unlabelled; use it as the target")
     if len(classes) < 2:
         raise UserError(f"{shown} has only one class ({classes[0]}); adaptation needs at least two")
-    found = _Rows(features, paths, numbers.astype(np.int64), np.zeros(len(paths), np.int64))
-    return found.ordered(list(classes), about)
+    return _ordered(features, paths, about, numbers.astype(np.int64), list(classes))
 
 
-def known_labels(
-    path: Place, rows: npt.NDArray[np.int64], classes: list[str]
-) -> npt.NDArray[np.int64] | None:
+def known_labels(path: Place, rows: Indices, classes: list[str]) -> Indices | None:
     """Return the labels of `rows` for evaluation, or None unless all are classes of the model."""
     labels, _ = labels_and_names(path, rows, classes)
     return labels if len(labels) and labels.min() >= 0 else None
 
 
-def labels_and_names(
-    path: Place, rows: npt.NDArray[np.int64], classes: list[str]
-) -> tuple[npt.NDArray[np.int64], list[str]]:
+def labels_and_names(path: Place, rows: Indices, classes: list[str]) -> tuple[Indices, list[str]]:
     """Return for each of `rows` its label, -1 for another class, and the class's name.
 
     `rows` are all rows of the file, in any order. Both results are empty if the file has no labels.
@@ -209,11 +190,7 @@ def check_name(path: Path) -> None:
 
 
 def write_features(
-    path: Path,
-    features: npt.NDArray[np.float32],
-    paths: Sequence[str],
-    labels: Sequence[str] | None,
-    about: str,
+    path: Path, features: Features, paths: Sequence[str], labels: Sequence[str] | None, about: str
 ) -> None:
     names = np.array(paths, dtype=np.str_)
     arrays: dict[str, Any] = {"features": features, "paths": names, "about": np.array(about)}
@@ -226,7 +203,7 @@ def write_features(
         raise UserError(f"cannot write {printable(path)}: {reason_of(error)}") from None
 
 
-def row_hashes(features: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+def row_hashes(features: Features) -> npt.NDArray[np.uint8]:
     digests = b"".join(
         hashlib.blake2b(row.tobytes(), digest_size=HASH_BYTES).digest() for row in features
     )
@@ -272,7 +249,7 @@ def _array(file: Any, name: str, path: Place) -> npt.NDArray[Any]:
         raise UserError(f"`{name}` in {shown} cannot be read: {first_line(error)}") from None
 
 
-def _read_features(path: Place) -> tuple[npt.NDArray[np.float32], list[str], str]:
+def _read_features(path: Place) -> tuple[Features, list[str], str]:
     """Return (features as rows x views x D, a name per row, what made them)."""
     where = f"in {printable(path)}"
     with _opened(path) as file:

@@ -4,14 +4,15 @@ import heapq
 import os
 import stat
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.errors import UserError
 
 IMAGE_SUFFIXES = frozenset(
@@ -44,13 +45,12 @@ class ListedFile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The image files below a folder: relative paths with `/`, sorted, and an entry for each."""
+    """The image files below a folder: relative paths with `/`, sorted, and a row for each."""
 
     root: Path
     paths: list[str]
-    sizes: npt.NDArray[np.int64]
-    mtimes_ns: npt.NDArray[np.int64]
-    ctimes_ns: npt.NDArray[np.int64]
+    status_N3: NDArray[np.int64]
+    """Size, mtime_ns and ctime_ns of each file: an array, because a folder may have a million."""
     problems: list[tuple[str, str]]
     """(relative path, reason) of entries that could not be listed."""
     other_files: int
@@ -59,9 +59,7 @@ class Listing:
     """Folders one and two levels down, with or without images, to find empty class folders."""
 
     def file(self, number: int) -> ListedFile:
-        path = str(self.root / self.paths[number])
-        numbers = (self.sizes, self.mtimes_ns, self.ctimes_ns)
-        return ListedFile(path, *(int(each[number]) for each in numbers))
+        return ListedFile(str(self.root / self.paths[number]), *self.status_N3[number].tolist())
 
 
 class _Walk:
@@ -137,9 +135,7 @@ def scan(root: str | Path) -> Listing:
     return Listing(
         root=place,
         paths=[file.path for file in files],
-        sizes=np.array([file.size for file in files], dtype=np.int64),
-        mtimes_ns=np.array([file.mtime_ns for file in files], dtype=np.int64),
-        ctimes_ns=np.array([file.ctime_ns for file in files], dtype=np.int64),
+        status_N3=np.array([file[1:] for file in files], dtype=np.int64).reshape(-1, 3),
         problems=sorted(walk.problems),
         other_files=walk.other_files,
         folders=sorted(walk.folders),
@@ -177,7 +173,7 @@ def class_of(path: str, level: int = 0) -> str | None:
     return parts[level] if len(parts) > level + 1 else None
 
 
-def labels_of(listing: Listing) -> tuple[list[str], npt.NDArray[np.int64]]:
+def labels_of(listing: Listing) -> tuple[list[str], Indices]:
     """Return sorted class names, and a label per path: -1 for an image beside the class folders."""
     root = printable(listing.root)
     if not listing.paths:
@@ -221,6 +217,20 @@ def no_images_in(listing: Listing) -> str:
     )
 
 
+def about_small_classes(counts: Mapping[str, int], where: str = "") -> list[str]:
+    """Describe the classes that have no readable image or only one; `where` names the folder."""
+    texts = []
+    if unreadable := [name for name, count in counts.items() if count == 0]:
+        texts.append(
+            f"classes without a readable image{where} are left out: {name_some(unreadable)}"
+        )
+    if single := [name for name, count in counts.items() if count == 1]:
+        texts.append(
+            f"classes with only one image{where}: {name_some(single)}; add images if you can"
+        )
+    return texts
+
+
 def name_some(names: Sequence[str], most: int = 5) -> str:
     shown = ", ".join(printable(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown}, ... {len(names)} in all"
@@ -244,22 +254,19 @@ def _first_domain(paths: Iterable[str]) -> str:
     return min(inside) if any(len(folders) > 1 for folders in inside.values()) else ""
 
 
-def folder_labels(paths: list[str], classes: list[str]) -> npt.NDArray[np.int64] | None:
+def folder_labels(paths: list[str], classes: list[str]) -> Indices | None:
     """Label each path by its class-named folder, for evaluation; None unless every path has one."""
     labels = known_folder_labels(paths, classes)
     return labels if len(labels) and labels.min() >= 0 else None
 
 
-def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Label each path by its class-named folder; -1 for a path in no such folder.
-
-    Names that differ only in their Unicode form are the same: file systems differ in it.
-    """
+def known_folder_labels(paths: Sequence[str], classes: Sequence[str]) -> Indices:
+    """Label each path by its class-named folder; -1 for a path in no such folder."""
     level = 0 if any(name.casefold() == "images" for name in classes) else class_level(paths)
     return class_numbers([class_of(path, level) or "" for path in paths], classes)
 
 
-def class_numbers(names: Iterable[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+def class_numbers(names: Iterable[str], classes: Sequence[str]) -> Indices:
     """Return the number of each name among the classes; -1 for a name that is not a class.
 
     Names that differ only in their Unicode form are the same: file systems differ in it.

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
+from certvol.data import Indices
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices, Place
 from certvol.data.folders import Listing, has_image_suffix, labels_of, name_some, printable, scan
 from certvol.errors import UserError
 from certvol.files import fingerprint_of
 from certvol.settings import DataConfig
 
-Place = str | os.PathLike[str]
-Indices = NDArray[np.int64]
 SEPARATOR = os.pathsep
 LEAST_DOMAINS = 2
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
@@ -122,14 +121,18 @@ class SourceListing:
     parts: list[Listing]
     listing: Listing
     """All images; paths are relative to the folder that holds all sources."""
-    part_N: Indices
-    """The number of each image's source."""
-    place_N: Indices
-    """The image's number in its source's own list."""
+    order_N: Indices
+    """The place of each image of `listing` in the lists of `parts`, one after the other."""
 
     @property
     def several(self) -> bool:
         return len(self.parts) > 1
+
+    @property
+    def part_N(self) -> Indices:
+        """The number of each image's source."""
+        counts = [len(part.paths) for part in self.parts]
+        return np.repeat(np.arange(len(counts)), counts)[self.order_N]
 
     def labels(self) -> tuple[list[str], Indices]:
         """Return the names of all classes, and a label per image; -1 beside the class folders."""
@@ -139,42 +142,30 @@ class SourceListing:
         renumbered = [
             np.append([number[name] for name in names], -1)[labels_P] for names, labels_P in own
         ]
-        starts = np.cumsum([0, *(len(labels_P) for labels_P in renumbered)])
-        return classes, np.concatenate(renumbered)[starts[self.part_N] + self.place_N]
+        return classes, np.concatenate(renumbered)[self.order_N]
 
 
 def scan_sources(places: Sequence[Place]) -> SourceListing:
     """List the images of all sources; raise UserError if two of them share images."""
     parts = [scan(Path(place)) for place in places]
     if len(parts) == 1:
-        count = len(parts[0].paths)
-        return SourceListing(parts, parts[0], np.zeros(count, np.int64), np.arange(count))
+        return SourceListing(parts, parts[0], np.arange(len(parts[0].paths)))
     _check_apart([part.root for part in parts])
     root = Path(os.path.commonpath([part.root for part in parts]))
-    above = [part.root.relative_to(root).as_posix() + "/" for part in parts]
-    paths = [start + path for start, part in zip(above, parts, strict=True) for path in part.paths]
-    order = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
-    prefixed = [
-        (
-            [(start + path, reason) for path, reason in part.problems],
-            [start + folder for folder in part.folders],
-        )
-        for start, part in zip(above, parts, strict=True)
-    ]
+    prefixed = [(part.root.relative_to(root).as_posix() + "/", part) for part in parts]
+    paths = [above + path for above, part in prefixed for path in part.paths]
+    order_N = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
     listing = Listing(
         root=root,
-        paths=[paths[i] for i in order],
-        sizes=np.concatenate([part.sizes for part in parts])[order],
-        mtimes_ns=np.concatenate([part.mtimes_ns for part in parts])[order],
-        ctimes_ns=np.concatenate([part.ctimes_ns for part in parts])[order],
-        problems=sorted(problem for problems, _ in prefixed for problem in problems),
+        paths=[paths[i] for i in order_N],
+        status_N3=np.concatenate([part.status_N3 for part in parts])[order_N],
+        problems=sorted(
+            (above + path, why) for above, part in prefixed for path, why in part.problems
+        ),
         other_files=sum(part.other_files for part in parts),
-        folders=sorted(folder for _, folders in prefixed for folder in folders),
+        folders=sorted(above + folder for above, part in prefixed for folder in part.folders),
     )
-    counts = [len(part.paths) for part in parts]
-    part_N = np.repeat(np.arange(len(parts)), counts)[order]
-    place_N = np.concatenate([np.arange(count) for count in counts])[order]
-    return SourceListing(parts, listing, part_N, place_N)
+    return SourceListing(parts, listing, order_N)
 
 
 def _check_apart(roots: Sequence[Path]) -> None:

@@ -1,11 +1,14 @@
-"""Keep decoded images in the memory from which the training device reads them fastest."""
+"""Keep images or features in the memory from which the training device reads them fastest."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from certvol.data import Indices
 
 PINNED_SHARE = 0.5  # of the machine's free memory
 
@@ -20,23 +23,20 @@ def _free_memory() -> int:
         return 0
 
 
-class PixelStore:
-    """The uint8 images of one domain; `place` says where they are.
+class Store:
+    """The uint8 images of one domain, N x S x S x 3, or its float32 features, N x views x D.
 
-    It is `gpu`, `pinned` (page-locked RAM) or `file` (a memory map).
+    Image i is `data[rows[i]]`. View 0 of its features is the test view. `place` says where the data
+    are: `gpu`, `pinned` (page-locked RAM) or `file` (a memory map).
     """
 
     def __init__(
-        self,
-        pixels: NDArray[np.uint8],
-        rows: NDArray[np.int64],
-        device: torch.device,
-        device_share: float,
+        self, data: NDArray[Any], rows: Indices, device: torch.device, device_share: float
     ) -> None:
-        self.pixels, self.rows, self.device = pixels, rows, device
+        self.data, self.rows, self.device = data, rows, device
         self.resident: Tensor | None = None
         self.place = "file"
-        size = len(rows) * int(np.prod(pixels.shape[1:]))
+        size = len(rows) * data[:1].nbytes
         if device.type == "cuda":
             free = torch.cuda.mem_get_info(device)[0]
             if size <= device_share * free:
@@ -46,19 +46,27 @@ class PixelStore:
 
     def _load(self, device: torch.device) -> Tensor:
         """Copy block by block, in the domain's order, without holding the whole set twice."""
-        shape = (len(self.rows), *self.pixels.shape[1:])
-        resident = torch.empty(shape, dtype=torch.uint8, device=device)
+        shape = (len(self.rows), *self.data.shape[1:])
+        dtype = torch.from_numpy(np.empty(0, self.data.dtype)).dtype
+        resident = torch.empty(shape, dtype=dtype, device=device)
         for start in range(0, len(self.rows), 1024):
-            block = self.pixels[self.rows[start : start + 1024]]
+            block = self.data[self.rows[start : start + 1024]]
             resident[start : start + len(block)] = torch.from_numpy(block)
         return resident
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def gather(self, images: NDArray[np.int64]) -> Tensor:
-        """Return uint8 N x S x S x 3 on the training device."""
+    @property
+    def views(self) -> int:
+        """The number of views, if these are features."""
+        return int(self.data.shape[1])
+
+    def gather(self, images_N: Indices, views_N: Indices | None = None) -> Tensor:
+        """Return images, or these views of their features, on the training device."""
+        views = () if views_N is None else (views_N,)
         if self.resident is None:
-            return torch.from_numpy(self.pixels[self.rows[images]]).to(self.device)
-        index = torch.from_numpy(images).to(self.resident.device, non_blocking=True)
-        return self.resident[index].to(self.device, non_blocking=True)
+            return torch.from_numpy(self.data[self.rows[images_N], *views]).to(self.device)
+        place = self.resident.device
+        index = [torch.from_numpy(each).to(place, non_blocking=True) for each in (images_N, *views)]
+        return self.resident[*index].to(self.device, non_blocking=True)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data import Indices
 from certvol.data.folders import name_some, printable, reason_of
 from certvol.errors import UserError
 from certvol.files import check_regular, fingerprint_of
@@ -93,9 +94,7 @@ def unknown_prior(num_classes: int) -> TargetPrior:
     return TargetPrior(np.ones(num_classes, dtype=bool))
 
 
-def read_prior(
-    config: DataConfig, classes: list[str], source_labels: NDArray[np.int64]
-) -> TargetPrior:
+def read_prior(config: DataConfig, classes: list[str], source_labels: Indices) -> TargetPrior:
     """Return the prior that the settings describe."""
     given, allowed_C = config.target_prior, _named(config.target_classes, classes)
     if given in WORDS:
@@ -103,7 +102,7 @@ def read_prior(
     return _restricted(_read_shares(Path(given), classes), allowed_C)
 
 
-def prior_of(given: Any, classes: list[Any], source_labels: NDArray[np.int64]) -> TargetPrior:
+def prior_of(given: Any, classes: list[Any], source_labels: Indices) -> TargetPrior:
     """Return the prior of an estimator: a word, or a mapping of class to share or count."""
     everything_C = np.ones(len(classes), dtype=bool)
     if isinstance(given, str) and given in WORDS:
@@ -121,7 +120,7 @@ def prior_of(given: Any, classes: list[Any], source_labels: NDArray[np.int64]) -
     return _restricted(shares_C, everything_C)
 
 
-def _shares_of(word: str, num_classes: int, source_labels: NDArray[np.int64]) -> Shares | None:
+def _shares_of(word: str, num_classes: int, source_labels: Indices) -> Shares | None:
     if word == "unknown":
         return None
     if word == "balanced":

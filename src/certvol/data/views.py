@@ -5,14 +5,14 @@ views of features are drawn at extraction, and training picks one of them per im
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from certvol.data import SOURCE, TARGET
+from certvol.data import SOURCE, TARGET, Indices
 from certvol.data.augment import (
     InputFormat,
     WarpParameters,
@@ -20,18 +20,18 @@ from certvol.data.augment import (
     draw_parameters,
     train_view,
 )
-from certvol.data.store import PixelStore
+from certvol.data.store import Store
 from certvol.settings import AugmentConfig
-
-Indices = NDArray[np.int64]
 
 
 class Views(ABC):
     """The interface through which training and prediction read views of both domains."""
 
-    source: Sized
-    target: Sized
-    device: torch.device
+    def __init__(self, source: Store, target: Store) -> None:
+        self.source, self.target, self.device = source, target, source.device
+
+    def store(self, domain: int) -> Store:
+        return self.source if domain == SOURCE else self.target
 
     @abstractmethod
     def training_batch(
@@ -60,22 +60,20 @@ class ImageViews(Views):
 
     def __init__(
         self,
-        source: PixelStore,
-        target: PixelStore,
+        source: Store,
+        target: Store,
         info: InputFormat,
         config: AugmentConfig,
         fused: bool = False,
     ) -> None:
-        self.source: PixelStore = source
-        self.target: PixelStore = target
-        self.info, self.config, self.fused, self.device = info, config, fused, source.device
+        super().__init__(source, target)
+        self.info, self.config, self.fused = info, config, fused
 
     def training_batch(
         self, whole_N: Indices, rows: Indices, num_source: int, generator: torch.Generator
     ) -> Tensor:
-        images_N = whole_N[rows]
-        parts = (self.source, images_N[:num_source]), (self.target, images_N[num_source:])
-        pixels = [store.gather(images) for store, images in parts if len(images)]
+        source_N, target_N = np.split(whole_N[rows], [num_source])
+        pixels = [self.source.gather(source_N), self.target.gather(target_N)]
         parameters = draw_parameters(len(whole_N), self.config, generator)
         if len(rows) < len(whole_N):
             parameters = parameters[torch.from_numpy(rows)]
@@ -95,78 +93,34 @@ class ImageViews(Views):
         return self._augmented(self.target.gather(images_N), parameters)
 
     def test_view(self, domain: int, images_N: Indices) -> Tensor:
-        pixels_NSSC = (self.source if domain == SOURCE else self.target).gather(images_N)
-        return centre_view(pixels_NSSC, self.info)
-
-
-class FeatureStore:
-    """The features of one domain, images x views x D.
-
-    Image i is row `rows[i]`, and its view 0 is the test view. Features are kept on a GPU if they
-    fit into `device_share` of its free memory.
-    """
-
-    def __init__(
-        self,
-        features: NDArray[np.float32],
-        rows: Indices,
-        device: torch.device,
-        device_share: float = 0.0,
-    ) -> None:
-        self.features, self.rows, self.device = features, rows, device
-        self.resident: Tensor | None = None
-        if device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0]
-            if features.nbytes <= device_share * free:
-                self.resident = torch.from_numpy(np.ascontiguousarray(features)).to(device)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def views(self) -> int:
-        return int(self.features.shape[1])
-
-    def gather(self, images_N: Indices, shares_N: NDArray[np.float64] | None = None) -> Tensor:
-        """Return N x D features on the device: views picked by numbers in [0, 1), or test views."""
-        rows_N, views_N = self.rows[images_N], np.zeros(len(images_N), np.int64)
-        if shares_N is not None:
-            views_N = (shares_N * self.views).astype(np.int64)
-        if self.resident is None:
-            return torch.from_numpy(self.features[rows_N, views_N]).to(self.device)
-        rows, views = (torch.from_numpy(index).to(self.device) for index in (rows_N, views_N))
-        return self.resident[rows, views]
+        return centre_view(self.store(domain).gather(images_N), self.info)
 
 
 class FeatureViews(Views):
     """Views of features."""
 
-    def __init__(self, source: FeatureStore, target: FeatureStore) -> None:
-        self.source: FeatureStore = source
-        self.target: FeatureStore = target
-        self.device = source.device
-
     def training_batch(
         self, whole_N: Indices, rows: Indices, num_source: int, generator: torch.Generator
     ) -> Tensor:
-        images_N, shares_N = whole_N[rows], _draw(len(whole_N), generator)[rows]
-        parts = (self.source, slice(0, num_source)), (self.target, slice(num_source, None))
-        return torch.cat(
-            [
-                store.gather(images_N[part], shares_N[part])
-                for store, part in parts
-                if len(images_N[part])
-            ]
-        )
+        source_N, target_N = np.split(whole_N[rows], [num_source])
+        source_shares, target_shares = np.split(_draw(len(whole_N), generator)[rows], [num_source])
+        source_ND = _picked(self.source, source_N, source_shares)
+        return torch.cat([source_ND, _picked(self.target, target_N, target_shares)])
 
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
-        shares_N = None if generator is None else _draw(len(images_N), generator)
-        return self.target.gather(images_N, shares_N)
+        if generator is None:
+            return self.test_view(TARGET, images_N)
+        return _picked(self.target, images_N, _draw(len(images_N), generator))
 
     def test_view(self, domain: int, images_N: Indices) -> Tensor:
-        return (self.source if domain == SOURCE else self.target).gather(images_N)
+        return self.store(domain).gather(images_N, np.zeros(len(images_N), np.int64))
 
 
 def _draw(count: int, generator: torch.Generator) -> NDArray[np.float64]:
     """Draw a number in [0, 1) for each image of a batch."""
     return np.asarray(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
+
+
+def _picked(store: Store, images_N: Indices, shares_N: NDArray[np.float64]) -> Tensor:
+    """Return the view of each image that a number in [0, 1) picks."""
+    return store.gather(images_N, (shares_N * store.views).astype(np.int64))

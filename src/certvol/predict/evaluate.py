@@ -26,8 +26,8 @@ from certvol.data.folders import (
     known_folder_labels,
     printable,
 )
-from certvol.data.store import PixelStore
-from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
+from certvol.data.store import Store
+from certvol.data.views import FeatureViews, ImageViews, Views
 from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import measures as measuring
@@ -201,14 +201,14 @@ def _test_batches(
     share = model.config.data.device_share
     chosen_P = np.arange(len(target)) if rows_P is None else rows_P
     if isinstance(target, TargetImages) and model.config.data.view_set == "shifted":
-        pixels = PixelStore(target.pixels, target.rows, model.device, share)
+        pixels = Store(target.pixels, target.rows, model.device, share)
         for start in range(0, len(chosen_P), PREDICT_BATCH):
             yield model.view(pixels.gather(chosen_P[start : start + PREDICT_BATCH]))
         return
     if isinstance(target, TargetFeatures):
-        features = FeatureStore(target.features, target.rows, model.device, share)
+        features = Store(target.features, target.rows, model.device, share)
         views: Views = FeatureViews(features, features)
     else:
-        images = PixelStore(target.pixels, target.rows, model.device, share)
+        images = Store(target.pixels, target.rows, model.device, share)
         views = ImageViews(images, images, model.info, model.config.augment)
     yield from views.test_batches(TARGET, chosen_P, PREDICT_BATCH)

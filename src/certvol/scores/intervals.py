@@ -6,6 +6,7 @@ error stays below a risk, with confidence. H strata, n labels, N images.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -55,11 +56,11 @@ class RiskThreshold:
     """Total labels that should allow a threshold at the present error rates; None if none would."""
 
 
-def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
-    """Return the exact binomial interval, which covers any true share at least this often."""
+def clopper_pearson(successes: float, trials: float) -> Interval:
+    """Return the exact binomial interval, which covers any share in at least 95 % of samples."""
     if trials <= 0:
         return Interval(math.nan, 0.0, 1.0)
-    one_sided = (1 + confidence) / 2
+    one_sided = (1 + CONFIDENCE) / 2
     low = lower_bound(successes, trials, one_sided)
     return Interval(successes / trials, low, upper_bound(successes, trials, one_sided))
 
@@ -150,27 +151,21 @@ def labels_to_halve(right_H: Counts, drawn_H: Counts, size_H: Counts) -> int:
     return _least(lambda count: width(count) <= now.width / 2, drawn, images) - drawn
 
 
-def labels_to_reach(rate: float, risk: float, confidence: float = CONFIDENCE) -> int | None:
+def labels_to_reach(rate: float, risk: float) -> int | None:
     """Return how many labels with this error rate put their upper bound at the risk.
 
     None if the rate is not below the risk.
     """
     if rate >= risk:
         return None
-
-    def enough(count: int) -> bool:
-        return upper_bound(math.ceil(count * rate), count, confidence) <= risk
-
-    found = _least(enough, 0, MOST_LABELS)
+    found = _least(lambda n: upper_bound(math.ceil(n * rate), n) <= risk, 0, MOST_LABELS)
     return found if found < MOST_LABELS else None
 
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int:
     """Find the least number above `low` that is enough, by bisection; `high` counts as enough."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    numbers = range(low + 1, high)
+    return low + 1 + bisect_left(numbers, True, key=enough)
 
 
 def last_look(labels: int, images: int) -> int:
@@ -198,14 +193,14 @@ def next_look(labels: int, images: int) -> int:
 
 
 def risk_threshold(
-    all_N: Values, certainty_n: Values, wrong_n: Flags, risk: float, confidence: float = CONFIDENCE
+    all_N: Values, certainty_n: Values, wrong_n: Flags, risk: float
 ) -> RiskThreshold:
     """Choose the loosest threshold whose error among accepted images is at most `risk`.
 
     `all_N` holds the certainty of every image, and the labels are a random sample of them. The
     candidates depend on `all_N` and on the number of labels only, never on what the labels say.
     They are tested from the strictest, each by the exact binomial test, up to the first that fails
-    (fixed-sequence testing): the chosen one exceeds the risk with probability 1 - confidence at
+    (fixed-sequence testing): the chosen one exceeds the risk with probability 1 - CONFIDENCE at
     most, without a correction for testing many.
     """
     if not 0 < risk < 1:
@@ -214,14 +209,14 @@ def risk_threshold(
     certainty_n = np.asarray(certainty_n, dtype=np.float64)
     none_yet = RiskThreshold(None, 0.0, 0, 0, 1.0, None)
     chosen = none_yet
-    for coverage in np.linspace(_first_coverage(len(certainty_n), risk, confidence), 1, CANDIDATES):
+    for coverage in np.linspace(_first_coverage(len(certainty_n), risk), 1, CANDIDATES):
         value = float(order_N[max(0, math.ceil(coverage * len(order_N)) - 1)])
         accepted_n = certainty_n >= value
         count, errors = int(accepted_n.sum()), int(wrong_n[accepted_n].sum())
-        bound = upper_bound(errors, count, confidence) if count else 1.0
+        bound = upper_bound(errors, count) if count else 1.0
         if bound > risk:
             if chosen is none_yet:
-                needed = _labels_for_any(certainty_n, wrong_n, risk, confidence)
+                needed = _labels_for_any(certainty_n, wrong_n, risk)
                 return replace(none_yet, labels=count, errors=errors, bound=bound, needed=needed)
             break
         share = float((order_N >= value).mean())
@@ -229,23 +224,21 @@ def risk_threshold(
     return chosen
 
 
-def _first_coverage(labels: int, risk: float, confidence: float) -> float:
+def _first_coverage(labels: int, risk: float) -> float:
     """Return the share of the images that the strictest candidate accepts.
 
     It accepts enough labels to allow a few errors, as long as that takes at most half of them:
     otherwise a single error would often end the sequence at its first candidate.
     """
-    none, few = (_labels_that_allow(errors, risk, confidence) for errors in (0, FIRST_ERRORS))
+    none, few = (_labels_that_allow(errors, risk) for errors in (0, FIRST_ERRORS))
     return min(1.0, max(none, min(few, labels / 2)) / max(1, labels))
 
 
-def _labels_that_allow(errors: int, risk: float, confidence: float) -> int:
-    return _least(lambda n: upper_bound(errors, n, confidence) <= risk, errors, MOST_LABELS)
+def _labels_that_allow(errors: int, risk: float) -> int:
+    return _least(lambda n: upper_bound(errors, n) <= risk, errors, MOST_LABELS)
 
 
-def _labels_for_any(
-    certainty_n: Values, wrong_n: Flags, risk: float, confidence: float
-) -> int | None:
+def _labels_for_any(certainty_n: Values, wrong_n: Flags, risk: float) -> int | None:
     """Return how many labels in total should allow some threshold, at the error rates seen so far.
 
     Half an error is added to those seen, so that a few right labels do not promise too much. If no
@@ -254,14 +247,14 @@ def _labels_for_any(
     """
     labels = len(certainty_n)
     if labels == 0:
-        return labels_to_reach(0, risk, confidence)
+        return labels_to_reach(0, risk)
     errors_n = wrong_n[np.argsort(-certainty_n, kind="stable")].cumsum()
     for more in (0.5, 0.0):
         found: set[int] = set()
         for share in np.linspace(0.1, 1, 10):
             count = math.ceil(share * labels)
             rate = (float(errors_n[count - 1]) + more) / (count + 2 * more)
-            if (needed := labels_to_reach(rate, risk, confidence)) is not None:
+            if (needed := labels_to_reach(rate, risk)) is not None:
                 found.add(max(labels + 1, math.ceil(needed / share)))
         if found:
             return min(found)

@@ -36,13 +36,18 @@ def oscillation_between(
     """Count changes of the predicted class on the segments between all pairs of features.
 
     `layers` holds weight and bias of one linear layer, or of two with a ReLU between them.
-    `num_points` is K, the points of a segment with its ends; at most `chunk_points` are in memory.
+    `num_points` is K, the points of a segment with its ends; about `chunk_points` are in memory.
     The first layer is linear along a segment, so it is computed for the features and interpolated;
     the rest is computed at every point, so no change is missed. Float64 features are computed in
     float64, others in full float32: neighbouring points differ by 1/K of the distance between the
     ends, and rounding to TF32 or bfloat16 would flicker where two classes are close.
     """
-    _check(features_ND, layers, num_points, chunk_points)
+    if len(layers) not in (1, 2):
+        raise ValueError(f"oscillation needs one or two linear layers, found {len(layers)}")
+    if num_points < 2:
+        raise ValueError(f"num_points should be at least 2, found {num_points}")
+    if not features_ND.isfinite().all():
+        raise ValueError("some features are not finite; leave those images out")
     device = features_ND.device
     dtype = torch.float64 if features_ND.dtype == torch.float64 else torch.float32
     with torch.no_grad(), torch.autocast(device.type, enabled=False), _full_precision():
@@ -51,10 +56,9 @@ def oscillation_between(
         ends_NC = torch.addmm(rest[0][1], first_NH.relu(), rest[0][0].T) if rest else first_NH
         num_features, width = first_NH.shape
 
-        at_once = min(num_points, chunk_points)  # points of one segment
-        pairs_at_once = min(max(1, chunk_points // at_once), max(1, num_features - 1))
-        share_K = torch.linspace(0, 1, num_points, device=device, dtype=dtype)
-        hidden_RH = torch.empty(pairs_at_once * at_once, width, device=device, dtype=dtype)
+        pairs_at_once = min(max(1, chunk_points // num_points), max(1, num_features - 1))
+        share_K1 = torch.linspace(0, 1, num_points, device=device, dtype=dtype)[:, None]
+        hidden_RH = torch.empty(pairs_at_once * num_points, width, device=device, dtype=dtype)
         logits_RC = hidden_RH
         if rest:
             logits_RC = torch.empty(len(hidden_RH), ends_NC.shape[1], device=device, dtype=dtype)
@@ -63,34 +67,19 @@ def oscillation_between(
 
         for start in range(num_features - 1):
             for begin in range(start + 1, num_features, pairs_at_once):
-                others_PH = first_NH[begin : begin + pairs_at_once]
-                # Pieces of a segment share a point, so a change between two pieces counts once.
-                for point in range(0, num_points - 1, at_once - 1):
-                    piece_k = share_K[point : point + at_once]
-                    shape = len(others_PH), len(piece_k)
-                    rows = shape[0] * shape[1]
-                    hidden_PkH = hidden_RH[:rows].view(*shape, width)
-                    ends_P1H = others_PH[:, None]
-                    torch.lerp(first_NH[start], ends_P1H, piece_k[:, None], out=hidden_PkH)
-                    if rest:
-                        relu_RH, (weight, bias) = hidden_RH[:rows].relu_(), rest[0]
-                        torch.addmm(bias, relu_RH, weight.T, out=logits_RC[:rows])
-                    predicted_Pk = logits_RC[:rows].argmax(1).view(shape)
-                    changes += (predicted_Pk[:, 1:] != predicted_Pk[:, :-1]).sum()
+                ends_P1H = first_NH[begin : begin + pairs_at_once, None]
+                rows = len(ends_P1H) * num_points
+                hidden_PKH = hidden_RH[:rows].view(-1, num_points, width)
+                torch.lerp(first_NH[start], ends_P1H, share_K1, out=hidden_PKH)
+                if rest:
+                    relu_RH, (weight, bias) = hidden_RH[:rows].relu_(), rest[0]
+                    torch.addmm(bias, relu_RH, weight.T, out=logits_RC[:rows])
+                predicted_PK = logits_RC[:rows].argmax(1).view(-1, num_points)
+                changes += (predicted_PK[:, 1:] != predicted_PK[:, :-1]).sum()
 
         same_C = ends_NC.argmax(1).bincount()
         differing = (num_features * (num_features - 1) - (same_C * (same_C - 1)).sum()) // 2
         return Oscillation(int(changes) / num_points, int(differing) / num_points)
-
-
-def _check(features_ND: Tensor, layers: Layers, num_points: int, chunk_points: int) -> None:
-    if len(layers) not in (1, 2):
-        raise ValueError(f"oscillation needs one or two linear layers, found {len(layers)}")
-    if num_points < 2 or chunk_points < 2:
-        found = f"{num_points} and {chunk_points}"
-        raise ValueError(f"num_points and chunk_points should be at least 2, found {found}")
-    if not features_ND.isfinite().all():
-        raise ValueError("some features are not finite; leave those images out")
 
 
 @contextmanager

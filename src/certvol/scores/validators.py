@@ -269,16 +269,12 @@ def preferred_mode(trials: ModeScores, num_classes: int) -> NormModeTried:
     ignore the target, `mixed` ones share a set with the source, `per_domain` ones are the target's
     own. If all collapsed, the choice is `mixed`.
     """
-    healthy = {mode: each for mode in NORM_MODES if (each := trials.get(mode)) is not None}
-    for mode in reversed(healthy):
-        before = [each for name, each in healthy.items() if _fits_less(name, mode)]
-        if all(fits_better(healthy[mode], each, num_classes) for each in before):
+    healthy = [(mode, each) for mode in NORM_MODES if (each := trials.get(mode)) is not None]
+    while healthy:
+        mode, scores = healthy.pop()
+        if all(fits_better(scores, other, num_classes) for _, other in healthy):
             return mode
     return "mixed"
-
-
-def _fits_less(mode: NormModeTried, other: NormModeTried) -> bool:
-    return NORM_MODES.index(mode) < NORM_MODES.index(other)
 
 
 def drop_modes_that_lost_source(trials: ModeScores, least: float) -> dict[str, Scores | None]:

@@ -1,50 +1,25 @@
 """Settings: declared in `sections` and by methods, grouped in `presets`, loaded by `resolve`."""
 
-from certvol.settings.data_sections import MIN_IMAGE_SIZE, AugmentConfig, DataConfig
-from certvol.settings.declare import Range, Setting, setting, settings_of
-from certvol.settings.presets import PRESETS
-from certvol.settings.resolve import (
-    Config,
-    absolute_path,
-    flatten,
-    for_method,
-    list_settings,
-    nearest,
-    read_settings_file,
-    resolve,
-    shown,
-)
-from certvol.settings.sections import (
-    SECTIONS,
-    WITHOUT_EFFECT,
-    GuardConfig,
-    ModelConfig,
-    NormMode,
-    TrainingConfig,
-)
-
-__all__ = [
-    "MIN_IMAGE_SIZE",
-    "PRESETS",
-    "SECTIONS",
-    "WITHOUT_EFFECT",
-    "AugmentConfig",
-    "Config",
-    "DataConfig",
-    "GuardConfig",
-    "ModelConfig",
-    "NormMode",
-    "Range",
-    "Setting",
-    "TrainingConfig",
-    "absolute_path",
-    "flatten",
-    "for_method",
-    "list_settings",
-    "nearest",
-    "read_settings_file",
-    "resolve",
-    "setting",
-    "settings_of",
-    "shown",
-]
+from certvol.settings.data_sections import MIN_IMAGE_SIZE as MIN_IMAGE_SIZE
+from certvol.settings.data_sections import AugmentConfig as AugmentConfig
+from certvol.settings.data_sections import DataConfig as DataConfig
+from certvol.settings.declare import Range as Range
+from certvol.settings.declare import Setting as Setting
+from certvol.settings.declare import setting as setting
+from certvol.settings.declare import settings_of as settings_of
+from certvol.settings.presets import PRESETS as PRESETS
+from certvol.settings.resolve import Config as Config
+from certvol.settings.resolve import absolute_path as absolute_path
+from certvol.settings.resolve import flatten as flatten
+from certvol.settings.resolve import for_method as for_method
+from certvol.settings.resolve import list_settings as list_settings
+from certvol.settings.resolve import nearest as nearest
+from certvol.settings.resolve import read_settings_file as read_settings_file
+from certvol.settings.resolve import resolve as resolve
+from certvol.settings.resolve import shown as shown
+from certvol.settings.sections import SECTIONS as SECTIONS
+from certvol.settings.sections import WITHOUT_EFFECT as WITHOUT_EFFECT
+from certvol.settings.sections import GuardConfig as GuardConfig
+from certvol.settings.sections import ModelConfig as ModelConfig
+from certvol.settings.sections import NormMode as NormMode
+from certvol.settings.sections import TrainingConfig as TrainingConfig

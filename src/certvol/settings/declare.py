@@ -7,7 +7,7 @@ documentation all read these declarations. The choices of a `Literal` are read f
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
@@ -62,8 +62,8 @@ class Setting:
     name: str
     kind: Any
     default: Any
-    help: str
-    range: Range
+    help: str = ""
+    range: Range = field(default_factory=Range)
     affects_result: bool = True
 
     @property
@@ -87,11 +87,13 @@ class Setting:
 def settings_of(section: Any) -> Iterator[Setting]:
     """Yield the settings that a section's dataclass, or an instance of it, declares."""
     for each in dataclasses.fields(section):
-        yield Setting(
-            each.name,
-            each.type,
-            each.default,
-            help=each.metadata.get("help", ""),
-            range=each.metadata.get("range", Range()),
-            affects_result=each.metadata.get("affects_result", True),
-        )
+        yield Setting(each.name, each.type, each.default, **each.metadata)
+
+
+def settings_by_name(sections: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the settings of all sections by their full names, such as `training.cycles`."""
+    return {
+        f"{section}.{each.name}": each
+        for section, cls in sections.items()
+        for each in settings_of(cls)
+    }

@@ -30,11 +30,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "paper": (
         "the paper's settings with mixed statistics; no held-out images, the guard only warns",
-        {
-            **PUBLISHED,
-            "training.cycles": 250,
-            "training.cycle_steps": 50,
-        },
+        {**PUBLISHED, "training.cycles": 250, "training.cycle_steps": 50},
     ),
     "authors": (
         "the authors' released settings with mixed statistics; no held-out images, the guard "

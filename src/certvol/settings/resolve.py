@@ -19,14 +19,9 @@ import yaml
 from certvol.errors import UserError
 from certvol.files import expanded
 from certvol.settings.data_sections import AugmentConfig, DataConfig
-from certvol.settings.declare import Setting, settings_of
+from certvol.settings.declare import Setting, settings_by_name
 from certvol.settings.presets import PRESETS
-from certvol.settings.sections import (
-    SECTIONS,
-    GuardConfig,
-    ModelConfig,
-    TrainingConfig,
-)
+from certvol.settings.sections import SECTIONS, GuardConfig, ModelConfig, TrainingConfig
 from certvol.settings.yaml_file import read_yaml
 
 YAML_WIDTH = 100
@@ -69,19 +64,13 @@ class Config:
 
     def to_yaml(self) -> str:
         """Return all settings as YAML, each with its help as a comment."""
-        helps = {
-            f"{name}.{each.name}": each.help
-            for name, section in self.sections().items()
-            for each in settings_of(section)
-        }
+        declared = settings_by_name(self.sections())
         lines = []
         for section, values in self.as_dict().items():
             lines.append(f"{section}:")
             for name, value in values.items():
-                help = helps.get(f"{section}.{name}", "")
-                lines += textwrap.wrap(
-                    help, YAML_WIDTH, initial_indent="  # ", subsequent_indent="  # "
-                )
+                if (each := declared.get(f"{section}.{name}")) is not None:
+                    lines += [f"  # {line}" for line in textwrap.wrap(each.help, YAML_WIDTH - 4)]
                 dumped = yaml.safe_dump({name: value}, width=10**6, sort_keys=False)
                 lines += [f"  {line}" for line in dumped.splitlines()]
         return "\n".join(lines) + "\n"
@@ -97,16 +86,14 @@ def list_settings(
     preset = _preset("default")
     rows = [
         (name, _text(preset.get(name, each.default)), named.get(name, each.allowed), each.help)
-        for section, cls in SECTIONS.items()
-        for each in settings_of(cls)
-        for name in [f"{section}.{each.name}"]
+        for name, each in settings_by_name(SECTIONS).items()
     ]
     rows.append(("method.name", "cvp", "", "The method that adapts (see `certvol list methods`)."))
     for section, plugins in (("method", methods), ("pseudo_labels", rules or {})):
-        for name, cls in plugins.items():
-            for each in settings_of(cls):
-                help = f"{name}: {each.help}"
-                rows.append((f"{section}.{each.name}", _text(each.default), each.allowed, help))
+        for owner, cls in plugins.items():
+            for name, each in settings_by_name({section: cls}).items():
+                help = f"{owner}: {each.help}"
+                rows.append((name, _text(each.default), each.allowed, help))
     return rows
 
 
@@ -224,15 +211,10 @@ def resolve(
     rule_name = chosen.get("training.pseudo_labels", TrainingConfig.pseudo_labels)
     rule = NoSettings if rules is None else _plugin("pseudo-label rule", rule_name, rules)
     sections = {"method": method, **SECTIONS, "pseudo_labels": rule}
-    known = {f"{s}.{each.name}": each for s, cls in sections.items() for each in settings_of(cls)}
+    known = settings_by_name(sections)
     owners = {
-        f"{section}.{each.name}": f"{kind} {owner}"
-        for section, kind, plugins in (
-            ("method", "method", methods),
-            ("pseudo_labels", "pseudo-label rule", rules or {}),
-        )
-        for owner, cls in plugins.items()
-        for each in settings_of(cls)
+        **_owners("method", "method", methods),
+        **_owners("pseudo_labels", "pseudo-label rule", rules or {}),
     }
     given = {key: value for key, value in _preset(preset).items() if key in known}
     for key, value in {**for_method(file, name), **overrides}.items():
@@ -273,6 +255,15 @@ def _plugin(kind: str, name: Any, known: Mapping[str, type]) -> type:
     raise UserError(f"unknown {kind} `{text}`{nearest(text, names)} ({kind}s: {', '.join(names)})")
 
 
+def _owners(section: str, kind: str, plugins: Mapping[str, type]) -> dict[str, str]:
+    """Return which method or rule has each setting of their section."""
+    return {
+        name: f"{kind} {owner}"
+        for owner, cls in plugins.items()
+        for name in settings_by_name({section: cls})
+    }
+
+
 def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
     """Build `cls` from the flat settings of its section, checking each value's type."""
     from argparse import ArgumentError
@@ -282,8 +273,8 @@ def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, section)
     values: dict[str, Any] = {}
-    for each in settings_of(cls):
-        if (key := f"{section}.{each.name}") not in flat:
+    for key, each in settings_by_name({section: cls}).items():
+        if key not in flat:
             continue
         value = flat[key]
         try:
@@ -291,9 +282,7 @@ def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
                 raise ValueError("no setting is a list or a mapping")
             if value is None and type(None) not in get_args(each.kind):
                 raise ValueError("jsonargparse takes null for every type")
-            values[each.name] = parser.parse_object({section: {each.name: value}})[section][
-                each.name
-            ]
+            values[each.name] = parser.parse_object({section: {each.name: value}})[key]
         except (ArgumentError, TypeError, ValueError, RecursionError):
             raise UserError(
                 f"`{key}` should be {_kind_in_words(each)}, found {shown(value)}"

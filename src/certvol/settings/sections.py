@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from certvol.settings.data_sections import AugmentConfig, DataConfig
-from certvol.settings.declare import setting, settings_of
+from certvol.settings.declare import setting, settings_by_name
 
 NormMode = Literal["mixed", "per_domain", "dsbn", "frozen", "auto"]
-
-MAX_RATE = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,7 @@ class TrainingConfig:
         "sgd", help="sgd with Nesterov momentum, or adamw, whose first beta is training.momentum."
     )
     learning_rate: float = setting(
-        5e-4, above=0, at_most=MAX_RATE, help="Learning rate of pretraining, and of the backbone."
+        5e-4, above=0, help="Learning rate of pretraining, and of the backbone."
     )
     head_rate: float | None = setting(
         None,
@@ -125,10 +123,7 @@ class TrainingConfig:
         "10 behind a frozen backbone, else 1. Many comparators were published with 10.",
     )
     adapt_learning_rate: float | None = setting(
-        None,
-        above=0,
-        at_most=MAX_RATE,
-        help="Learning rate of adaptation; null: as in pretraining.",
+        None, above=0, help="Learning rate of adaptation; null: as in pretraining."
     )
     schedule: Literal["can", "constant"] = setting(
         "can", help="can: lr / (1 + 10 p)^exponent, where p is the progress of adaptation."
@@ -272,9 +267,6 @@ SECTIONS: dict[str, type] = {
 }
 
 WITHOUT_EFFECT = frozenset(
-    f"{section}.{each.name}"
-    for section, cls in SECTIONS.items()
-    for each in settings_of(cls)
-    if not each.affects_result
+    name for name, each in settings_by_name(SECTIONS).items() if not each.affects_result
 )
 """The settings that do not affect a run's result."""

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from certvol.data.reviewed import reviewed_labels
+from certvol.data.store import Store
 from certvol.data.target_prior import prior_of
-from certvol.data.views import FeatureStore, FeatureViews
+from certvol.data.views import FeatureViews
 from certvol.device import pick_device
 from certvol.distributed import Team
 from certvol.errors import RunFailed
@@ -104,7 +105,7 @@ class _NetworkClassifier(TargetClassifier):
         device = pick_device(self.device)
         method = self._network(config).to(device)
         source, target = (
-            FeatureStore(rows[:, None].astype(np.float32), np.arange(len(rows)), device, 1.0)
+            Store(rows[:, None].astype(np.float32), np.arange(len(rows)), device, 1.0)
             for rows in (source_SD, target_TD)
         )
         views = FeatureViews(source, target)

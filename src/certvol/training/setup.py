@@ -29,9 +29,9 @@ from certvol.data.feature_files import (
 )
 from certvol.data.folders import printable, scan
 from certvol.data.sources import places_of, read_shares
-from certvol.data.store import PixelStore
+from certvol.data.store import Store
 from certvol.data.target_prior import read_prior
-from certvol.data.views import FeatureStore, FeatureViews, ImageViews, Views
+from certvol.data.views import FeatureViews, ImageViews, Views
 from certvol.distributed import Team
 from certvol.errors import RunFailed, UserError, is_out_of_memory
 from certvol.nn.acceleration import prepare, uses_bf16
@@ -249,11 +249,11 @@ class Job:
         if config.model.train == "head":
             found = [self._features(domain) for domain in domains]
             found = self._project(found)
-            stores = [FeatureStore(*features, self.device, share) for features in found]
+            stores = [Store(*features, self.device, share) for features in found]
             count = stores[0].views
             return FeatureViews(*stores), f"features of {count} view{'' if count == 1 else 's'}"
         images = [d for d in domains if not isinstance(d, TargetFeatures)]
-        source, target = (PixelStore(d.pixels, d.rows, self.device, share) for d in images)
+        source, target = (Store(d.pixels, d.rows, self.device, share) for d in images)
         views = ImageViews(source, target, self.info, config.augment, fused=network.compiled)
         places = dict.fromkeys(PLACES[store.place] for store in (source, target))
         return views, f"decoded images {' and '.join(places)}"
