@@ -176,7 +176,7 @@ def test_mistakes_on_the_command_line_are_named(
 ) -> None:
     words = ["review", str(made.path)]
     assert ".json or .csv" in refused(capsys, *words, "--export", str(tmp_path / "tasks.txt"))
-    assert "cannot read" in refused(capsys, *words, "--import", str(tmp_path / "none.csv"))
+    assert "there is no file" in refused(capsys, *words, "--import", str(tmp_path / "none.csv"))
     assert "--labels must be" in refused(capsys, *words, "--labels", "0")
     assert "--max-error must lie" in refused(capsys, *words, "--max-error", "1")
     assert "two steps" in refused(capsys, *words, "--import", "a", "--export", "b.json")

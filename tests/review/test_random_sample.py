@@ -177,7 +177,8 @@ def test_labels_drawn_after_training_do_not_stand_for_new_images(
     third = made_for_review(tmp_path / "third", 120)
     given(third, [review(third, row) for row in old + new])
     (third.path / "trained.csv").write_text(
-        "path\n" + "".join(f"{target.paths[row]}\n" for row in np.flatnonzero(target.stratum_N < 0))
+        "path,image\n"
+        + "".join(f"{target.paths[row]},\n" for row in np.flatnonzero(target.stratum_N < 0))
     )
     random = [review(third, row) for row in old + new]
     keep_drawn(RunFolder(third.path), drawn_in(RunFolder(second.path), random, 120))

@@ -54,26 +54,20 @@ class Evidence:
         return cls(**{each.name: arrays[each.name] for each in fields(cls)})  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, eq=False)
-class BothDomains:
-    """One model's outputs for held-out source images and for the target images that are judged."""
-
-    source: Outputs
-    target: Outputs
-
-
-def gather(held_out: HeldOut, before: BothDomains, after: BothDomains) -> Evidence:
+def gather(
+    labels_S: Indices, before_S: Outputs, before_N: Outputs, after_S: Outputs, after_N: Outputs
+) -> Evidence:
+    """Collect what is needed from both models' outputs for both domains."""
     nearest_N = np.empty(0, np.int64)
-    source_SD, target_ND = before.source.features_KD, before.target.features_KD
-    if len(source_SD) and len(source_SD) == len(held_out.labels_S):
-        nearest_N = nearest_means(source_SD, held_out.labels_S, target_ND)
+    if len(before_S.features_KD) and len(before_S.features_KD) == len(labels_S):
+        nearest_N = nearest_means(before_S.features_KD, labels_S, before_N.features_KD)
     return Evidence(
-        labels_S=held_out.labels_S,
-        before_SC=before.source.probabilities_NC,
-        after_SC=after.source.probabilities_NC,
-        before_NC=before.target.probabilities_NC,
-        after_NC=after.target.probabilities_NC,
-        dropout_S=after.source.extra.get("mcd_mu", NO_ROWS),
-        dropout_N=after.target.extra.get("mcd_mu", NO_ROWS),
+        labels_S=labels_S,
+        before_SC=before_S.probabilities_NC,
+        after_SC=after_S.probabilities_NC,
+        before_NC=before_N.probabilities_NC,
+        after_NC=after_N.probabilities_NC,
+        dropout_S=after_S.extra.get("mcd_mu", NO_ROWS),
+        dropout_N=after_N.extra.get("mcd_mu", NO_ROWS),
         nearest_N=nearest_N,
     )

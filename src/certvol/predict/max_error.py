@@ -8,7 +8,6 @@ the reviewer could not identify, counts as an error, so the limit holds whatever
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +16,12 @@ from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.predict.random_sample import RandomSample, sample_of
-from certvol.predict.target_table import column, target_values
+from certvol.predict.target_table import target_values
 from certvol.progress import percent
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, read_review, row_of_path
-from certvol.runs.tables import label_cell
+from certvol.runs.tables import label_cell, read_column
 from certvol.scores import intervals
 from certvol.scores.intervals import RiskThreshold
 
@@ -83,22 +82,25 @@ def compare_reviews(
     )
 
 
-class Allowed(NamedTuple):
-    """The threshold that a run's labels allow, in the measure's units."""
+@dataclass(frozen=True)
+class Rule:
+    """Accept an image whose measure is at least as certain as the threshold."""
 
+    measure: str
     threshold: float
+    """In the measure's own units."""
     coverage: float
-    """The share of the target that it accepts."""
-    unknown: int
-    """Labelled images of no class, random or chosen."""
-    unknown_rejected: int
+    """The share of the run's target that the threshold accepts."""
+    max_error: float | None = None
+    """Limit of the error among accepted images, with 95 % confidence; None if not asked for."""
+    unknown: int = 0
+    """Labelled target images of no class, random or chosen."""
+    unknown_rejected: int = 0
+    """How many of them the threshold rejects."""
 
 
-def threshold_for(run: str | Path, measure: str, max_error: float) -> Allowed:
-    """Return the threshold that a run's labels allow; UserError if there is none.
-
-    The error says how many labels are needed.
-    """
+def rule_by_labels(run: str | Path, measure: str, max_error: float) -> Rule:
+    """Return the rule that a run's labels allow; UserError, with the number needed, if none."""
     folder = RunFolder(run)
     if not folder.review.exists():
         raise UserError(
@@ -107,17 +109,17 @@ def threshold_for(run: str | Path, measure: str, max_error: float) -> Allowed:
         )
     found = target_values(run, measure, "--max-error")
     certainty_N = certainty(measure, found.values_N)
-    labels = column(folder.predictions, "label")
+    labels = read_column(folder.predictions, "label")
     reviews, sample = read_review(folder.review, may_be_torn=True), sample_of(folder)
     judged = compare_reviews(reviews, found.paths, labels, trained_on(folder)).in_order(sample)
-    rule = in_units(measure, certainty_N, judged, max_error, len(sample.order))
-    if rule.threshold is None:
-        raise UserError(_refusal(rule, folder, max_error, sample))
+    allowed = in_units(measure, certainty_N, judged, max_error, len(sample.order))
+    if allowed.threshold is None:
+        raise UserError(_refusal(allowed, folder, max_error, sample))
     row_of = row_of_path(found.paths)
     unknown = [each.path for each in reviews if each.answer == "none"]
     unknown_N = certainty_N[[row_of[path] for path in unknown if path in row_of]]
-    rejected = int((unknown_N < certainty(measure, np.float32(rule.threshold))).sum())
-    return Allowed(rule.threshold, rule.coverage, len(unknown_N), rejected)
+    rejected = int((unknown_N < certainty(measure, np.float32(allowed.threshold))).sum())
+    return Rule(measure, allowed.threshold, allowed.coverage, max_error, len(unknown_N), rejected)
 
 
 def in_units(

@@ -14,7 +14,7 @@ from certvol.distributed import Team
 from certvol.errors import RunFailed
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.predict import measures as measuring
-from certvol.predict.evidence import BothDomains, Evidence, HeldOut, gather
+from certvol.predict.evidence import Evidence, HeldOut, gather
 from certvol.predict.forward import (
     Outputs,
     Values,
@@ -94,8 +94,10 @@ def run_target(
     kept_K, images_S = np.union1d(shown_K, picked_K), held_out.images_S
     passes = _Passes(model, target, team, reporter)
 
-    adapted = passes.target(all_N, kept_K)
-    source = passes.source(images_S[:0] if method.closed_form else images_S)
+    of_source = "predicting held-out source images"
+    adapted = passes.run("predicting the target", TARGET, all_N, kept_K)
+    judged_S = images_S[:0] if method.closed_form else images_S
+    adapted_S = passes.run(of_source, SOURCE, judged_S, judged_S)
     oscillation = None
     if len(picked_K) and team.main:
         picked_KD = adapted.features_KD[np.searchsorted(kept_K, picked_K)]
@@ -104,13 +106,12 @@ def run_target(
     adapted_KD = adapted.features_KD[np.searchsorted(kept_K, shown_K)]
     load_into(method, read_tensors(run.pretrained), run.pretrained.name)
     images_P = shown_K if true_N is None else all_N
-    pretrained = passes.target_before(images_P, shown_K)
+    before = "predicting with the model before adaptation"
+    pretrained = passes.run(before, TARGET, images_P, shown_K, before=True)
+    pretrained_S = passes.run(of_source, SOURCE, images_S, images_S)
     shown_of_P = shown_K if len(images_P) == count else np.arange(len(shown_K))
-    evidence = gather(
-        held_out,
-        before=BothDomains(passes.source(images_S), pretrained.rows(shown_of_P)),
-        after=BothDomains(source, adapted.rows(shown_K)),
-    )
+    before_K, after_K = pretrained.rows(shown_of_P), adapted.rows(shown_K)
+    evidence = gather(held_out.labels_S, pretrained_S, before_K, adapted_S, after_K)
     return Outcome(weights, adapted, adapted_KD, pretrained, shown_K, oscillation, evidence)
 
 
@@ -123,17 +124,7 @@ class _Passes:
     team: Team
     reporter: Reporter
 
-    def target(self, images_P: Indices, kept_K: Indices) -> Outputs:
-        return self._run("predicting the target", TARGET, images_P, kept_K)
-
-    def target_before(self, images_P: Indices, kept_K: Indices) -> Outputs:
-        what = "predicting with the model before adaptation"
-        return self._run(what, TARGET, images_P, kept_K, before=True)
-
-    def source(self, images_P: Indices) -> Outputs:
-        return self._run("predicting held-out source images", SOURCE, images_P, images_P)
-
-    def _run(
+    def run(
         self, what: str, domain: int, images_P: Indices, kept_K: Indices, before: bool = False
     ) -> Outputs:
         """Predict images of a domain.

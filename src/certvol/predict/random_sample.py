@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
-from certvol.predict.target_table import column, target_values
+from certvol.predict.target_table import target_values
 from certvol.randomness import numpy_generator
 from certvol.runs.drawn import Drawn, Stratum, read_drawn
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, row_of_path
+from certvol.runs.tables import read_column
 from certvol.scores.uncertainty import usual_measure
 from certvol.settings import read_settings_file
 
@@ -136,7 +137,7 @@ def random_sample(
 def sample_of(run: RunFolder) -> RandomSample:
     """Read the random order of a complete run."""
     settings = read_settings_file(run.config)
-    has_sigma = all(column(run.predictions, "sigma"))
+    has_sigma = all(read_column(run.predictions, "sigma"))
     measure = usual_measure(has_sigma, settings.get("model.train") == "head")
     table = target_values(run.path, measure, "the random order")
     seed = settings.get("training.seed")
@@ -151,7 +152,7 @@ def drawn_in(run: RunFolder | None, given: Sequence[Review], images: int) -> Dra
     """
     try:
         sample = None if run is None else sample_of(run)
-        paths = [] if run is None else column(run.predictions, "path")
+        paths = [] if run is None else read_column(run.predictions, "path")
     except UserError:
         sample = None
     if sample is None:

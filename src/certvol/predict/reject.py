@@ -9,7 +9,6 @@ import math
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.predict.forward import Outputs, certainty
-from certvol.predict.max_error import threshold_for
+from certvol.predict.max_error import Rule, rule_by_labels
 from certvol.predict.measures import threshold_at
 from certvol.predict.target_table import target_values
 from certvol.runs.outputs import check_outside
@@ -69,31 +68,12 @@ def choose_measure(name: str | None, has_sigma: bool, frozen: bool) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Accept an image whose measure is at least as certain as the threshold."""
-
-    measure: str
-    threshold: float
-    """In the measure's own units."""
-    coverage: float
-    """The share of the run's target that the threshold accepts."""
-    max_error: float | None = None
-    """Limit of the error among accepted images, with 95 % confidence; None if not asked for."""
-    unknown: int = 0
-    """Labelled target images of no class."""
-    unknown_rejected: int = 0
-    """How many of them the threshold rejects."""
-
-
 def choose_rule(
     run: str | Path, measure: str, coverage: float | None = None, max_error: float | None = None
 ) -> Rule:
     """Set the threshold by a share of the run's target, or by the labels in RUN/review.csv."""
     if max_error is not None:
-        found = threshold_for(run, measure, max_error)
-        unknown = found.unknown, found.unknown_rejected
-        return Rule(measure, found.threshold, found.coverage, max_error, *unknown)
+        return rule_by_labels(run, measure, max_error)
     if coverage is None:
         raise UserError("give a coverage or a maximum error")
     values_N = target_values(run, measure, "--coverage").values_N

@@ -1,6 +1,5 @@
 """Read a measure of every target image of a run, and check that its tables belong together."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.runs.folder import RunFolder
-from certvol.runs.tables import read_column
+from certvol.runs.tables import damaged, read_column
 
 IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
 
@@ -30,35 +28,20 @@ def target_values(run: str | Path, measure: str, option: str) -> TargetTable:
     table = folder.predictions if measure == "sigma" else folder.measures
     if not table.exists():
         raise UserError(f"{option} by {measure} needs {table}, which is missing")
-    paths = column(table, "path")
+    paths = read_column(table, "path")
     try:
-        values_N = np.array([float(cell) for cell in column(table, measure)], dtype=np.float32)
+        values_N = np.array([float(cell) for cell in read_column(table, measure)], dtype=np.float32)
         if len(values_N) == 0 or not np.isfinite(values_N).all():
             raise ValueError(f"no numbers under `{measure}`")
-    except (ValueError, TypeError) as error:
-        raise _damaged(table, error) from None
+    except ValueError as error:
+        raise damaged(table, error) from None
     for other in (folder.predictions, folder.measures):
         if other != table and other.exists():
-            check_same_rows(table, paths, column(other, "path"))
+            check_same_rows(table, paths, read_column(other, "path"))
     return TargetTable(paths, values_N)
 
 
 def check_same_rows(table: Path, paths: Sequence[str], others: Sequence[str]) -> None:
     """Refuse a table that was sorted or cut: predictions and measures are joined by row."""
     if list(paths) != list(others):
-        raise _damaged(table, "predictions.csv and measures.csv have other rows or another order")
-
-
-def column(table: Path, name: str) -> list[str]:
-    """Return the cells of a column; UserError if the table is damaged."""
-    try:
-        cells = read_column(table, name)
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise _damaged(table, error) from None
-    if None in cells:  # a row that is cut off
-        raise _damaged(table, f"a row has no `{name}`")
-    return cells
-
-
-def _damaged(table: Path, reason: object) -> UserError:
-    return UserError(f"the table {printable(str(table))} is damaged: {reason}")
+        raise damaged(table, "predictions.csv and measures.csv have other rows or another order")

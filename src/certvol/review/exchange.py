@@ -15,18 +15,23 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
-from certvol.data.folders import printable, reason_of
+from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.files import check_regular
 from certvol.review.sampling import Item
 from certvol.review.target import ReviewTarget
 from certvol.runs.outputs import check_output, write_output
-from certvol.runs.review_labels import COLUMNS, Review, clean_path, has_column, parse_review
+from certvol.runs.review_labels import (
+    COLUMNS,
+    Review,
+    clean_path,
+    has_column,
+    parse_review,
+    read_answers_text,
+)
 from certvol.runs.tables import csv_text, label_cell
 from certvol.settings import nearest
 
 NONE_WORDS, UNSURE_WORDS = "None of these classes", "Not sure"
-MOST_BYTES = 1 << 30
 
 
 def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list[Path]:
@@ -120,18 +125,7 @@ class Answers:
 def read_answers(path: str | Path, target: ReviewTarget) -> Answers:
     """Read what another tool wrote; every path has to be a target image of the run."""
     shown = printable(str(path))
-    try:
-        check_regular(Path(path))
-        with Path(path).open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise UserError(f"{shown} is larger than 1 GiB; import it in parts")
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read {shown}: {reason_of(error)}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{shown} is not UTF-8; save it as UTF-8") from None
-    skipped = 0
+    text, skipped = read_answers_text(path), 0
     if text.lstrip()[:1] in ("[", "{"):
         reviews, has_kinds, skipped = _from_tasks(text, shown)
     else:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.files import held_alone, sync, sync_folder, write_atomically
+from certvol.files import held_alone, sync, sync_folder
 from certvol.runs.folder import RunFolder
 from certvol.runs.review_labels import COLUMNS, UNDONE, Review, read_review, review_cells
-from certvol.runs.tables import csv_text
+from certvol.runs.tables import csv_text, write_text
 
 
 class LabelsFile:
@@ -92,5 +92,4 @@ def _repair(path: Path) -> None:
     if data.startswith(header + b"\n") and data.endswith(b"\n") and b"\r" not in data:
         return
     reviews = [] if header.startswith(data) else read_review(path, may_be_torn=True)
-    rows = [review_cells(each) for each in reviews]
-    write_atomically(path, csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape"))
+    write_text(path, csv_text(COLUMNS, map(review_cells, reviews)))

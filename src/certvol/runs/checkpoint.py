@@ -107,8 +107,8 @@ def write_tensors(
     header = {"certvol": json.dumps(sealed, sort_keys=True)}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = bytearray(save(contiguous, header))
-    place = _checksum_place(content)
-    content[place] = _checksum(content, place)
+    place = content.index(_MARK + _UNSEALED) + len(_MARK)
+    content[place : place + len(_UNSEALED)] = _checksum(content)
     write_atomically(path, content, synced)
 
 
@@ -148,38 +148,24 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def _checked_about(content: bytes) -> dict[str, Any]:
-    length = _header_length(content)
+    end = 8 + int.from_bytes(content[:8], "little")
+    if len(content) < end:
+        raise ValueError("its header is incomplete")
     try:
-        about = dict(json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["certvol"]))
+        about = dict(json.loads(json.loads(content[8:end])["__metadata__"]["certvol"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("its header was not written by certvol") from None
     check_format(about.pop("format", None))
-    place = _checksum_place(content)
-    if content[place] != _checksum(content, place) or "blake2b" not in about:
+    checksum = str(about.pop("blake2b", "")).encode()
+    header = content[:end].replace(_MARK + checksum, _MARK + _UNSEALED, 1)
+    if _checksum(header, memoryview(content)[end:]) != checksum:
         raise ValueError("its checksum is wrong: the file is incomplete or was changed")
-    del about["blake2b"]
     return about
 
 
-def _header_length(content: bytes | bytearray) -> int:
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or 8 + length > len(content):
-        raise ValueError("its header is incomplete")
-    return length
-
-
-def _checksum_place(content: bytes | bytearray) -> slice:
-    """Return where in a file the checksum is, which covers every other byte."""
-    end = 8 + _header_length(content)
-    at = content.find(_MARK, 8, end) + len(_MARK)
-    if at < len(_MARK) or at + len(_UNSEALED) > end:
-        raise ValueError("it has no checksum")
-    return slice(at, at + len(_UNSEALED))
-
-
-def _checksum(content: bytes | bytearray, place: slice) -> bytes:
-    view, digest = memoryview(content), hashlib.blake2b(digest_size=len(_UNSEALED) // 2)
-    for part in (view[: place.start], _UNSEALED, view[place.stop :]):
+def _checksum(*parts: bytes | bytearray | memoryview) -> bytes:
+    digest = hashlib.blake2b(digest_size=len(_UNSEALED) // 2)
+    for part in parts:
         digest.update(part)
     return digest.hexdigest().encode()
 

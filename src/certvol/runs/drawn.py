@@ -6,18 +6,14 @@ two are empty for an image that does not represent the whole target: it was draw
 had trained a model.
 """
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from certvol.data.folders import printable
-from certvol.errors import UserError
-from certvol.files import write_atomically
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, clean_path, read_review
-from certvol.runs.tables import csv_text, read_column
+from certvol.runs.tables import csv_text, damaged, read_column, write_text
 from certvol.settings import Config
 
 COLUMNS = ("path", "stratum", "images")
@@ -58,8 +54,7 @@ def keep_drawn(run: RunFolder, drawn: Mapping[str, Stratum | None]) -> None:
         (path, *(("", "") if stratum is None else map(str, stratum)))
         for path, stratum in drawn.items()
     ]
-    data = csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape")
-    write_atomically(run.drawn, data)
+    write_text(run.drawn, csv_text(COLUMNS, rows))
 
 
 def read_drawn(run: RunFolder, images: int) -> Drawn:
@@ -72,13 +67,13 @@ def read_drawn(run: RunFolder, images: int) -> Drawn:
         return {}
     if not run.drawn.exists():
         return {each.path: Stratum(0, images) for each in given}
+    columns = [read_column(run.drawn, name) for name in COLUMNS]
     try:
-        columns = [read_column(run.drawn, name) for name in COLUMNS]
         found: Drawn = {
             clean_path(path): Stratum(int(number), int(size)) if number else None
             for path, number, size in zip(*columns, strict=True)
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
-        raise UserError(f"the table {printable(str(run.drawn))} is damaged: {error}") from None
+    except ValueError as error:
+        raise damaged(run.drawn, error) from None
     paths = {each.path for each in given}
     return {path: stratum for path, stratum in found.items() if path in paths}

@@ -4,7 +4,6 @@ Answers of the kind `chosen` train. Those of the kind `random` stay out of train
 can judge the run's model as they judged the one before.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from certvol.data.folders import printable
 from certvol.data.reviewed import ReviewedLabels, reviewed_labels
 from certvol.data.target_prior import TargetPrior
 from certvol.errors import UserError
-from certvol.files import fingerprint_of, write_atomically
+from certvol.files import fingerprint_of
 from certvol.progress import Reporter
 from certvol.runs.environment import target_fingerprint
 from certvol.runs.folder import RunFolder
@@ -28,7 +27,7 @@ from certvol.runs.review_labels import (
     review_cells,
     row_of_path,
 )
-from certvol.runs.tables import csv_text
+from certvol.runs.tables import csv_text, read_column, write_text
 from certvol.settings import Config
 
 Hashes = NDArray[np.uint8]
@@ -67,11 +66,9 @@ class GivenLabels:
 
     def keep(self, run: RunFolder) -> None:
         """Write RUN/labels.csv, and RUN/review.csv, which further answers are added to."""
-        rows = [review_cells(each) for each in self.reviews]
-        data = csv_text(COLUMNS, rows).encode("utf-8", "surrogateescape")
         for place in (run.labels, run.review):
             if run.writes and not place.exists():
-                write_atomically(place, data)
+                write_text(place, csv_text(COLUMNS, map(review_cells, self.reviews)))
 
 
 def trains(review: Review) -> bool:
@@ -101,8 +98,7 @@ def keep_trained(run: RunFolder, start: str | None, paths: Sequence[str], images
                 rows.add(row)
     if rows:
         cells = sorted((clean_path(paths[row]), images[row].tobytes().hex()) for row in rows)
-        data = csv_text(TRAINED_COLUMNS, cells)
-        write_atomically(run.trained, data.encode("utf-8", "surrogateescape"))
+        write_text(run.trained, csv_text(TRAINED_COLUMNS, cells))
 
 
 def trained_on(run: RunFolder) -> set[str]:
@@ -116,12 +112,8 @@ def _read_trained(run: RunFolder) -> dict[str, str]:
     if run.labels.exists():
         found = {each.path: "" for each in read_review(run.labels) if trains(each)}
     if run.trained.exists():
-        try:
-            with run.trained.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-                rows = csv.DictReader(file)
-                found |= {clean_path(row["path"]): row.get("image") or "" for row in rows}
-        except (OSError, ValueError, KeyError, AttributeError, csv.Error) as error:
-            raise UserError(f"the table {run.trained} is damaged: {error}") from None
+        paths, images = (read_column(run.trained, name) for name in TRAINED_COLUMNS)
+        found |= zip(map(clean_path, paths), images, strict=True)
     return found
 
 

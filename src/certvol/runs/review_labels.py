@@ -31,6 +31,7 @@ Kind = Literal["random", "chosen"]
 ANSWERS: dict[str, Answer] = {word: word for word in get_args(Answer)}
 KINDS: dict[str, Kind] = {word: word for word in get_args(Kind)}
 UNDONE = "undone"
+MOST_BYTES = 1 << 30
 COLUMNS = ("path", "label", "answer", "kind")
 
 
@@ -54,17 +55,28 @@ def read_review(
     With `classes`, an unknown label is a UserError. With `may_be_torn`, a faulty last line without
     its end does not count: a killed process may have left it in RUN/review.csv.
     """
+    text = read_answers_text(path)
+    return parse_review(text, printable(str(path)), classes, may_be_torn=may_be_torn)
+
+
+def read_answers_text(path: str | Path) -> str:
+    """Read a file that a person or another tool may have written."""
     shown = printable(str(path))
     try:
         check_regular(Path(path))
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        with Path(path).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{shown} is larger than 1 GiB; give it in parts")
+        return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"there is no file {shown}; `certvol review RUN` writes it") from None
+        raise UserError(
+            f"there is no file {shown} of labels; `certvol review RUN` writes RUN/review.csv"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read {shown}: {reason_of(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{shown} is not UTF-8; save it as UTF-8") from None
-    return parse_review(text, shown, classes, may_be_torn=may_be_torn)
 
 
 def parse_review(

@@ -13,7 +13,8 @@ from typing import Any
 
 from certvol.data.cells import label_cell as label_cell
 from certvol.data.cells import path_cell as path_cell
-from certvol.errors import RunFailed
+from certvol.data.folders import printable
+from certvol.errors import RunFailed, UserError
 from certvol.files import write_atomically
 
 
@@ -28,9 +29,20 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def read_column(path: Path, name: str) -> list[str]:
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return [row[name] for row in csv.DictReader(file)]
+def read_column(table: Path, name: str) -> list[str]:
+    """Return the cells of a column; UserError if the table is damaged."""
+    try:
+        with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            cells = [row[name] for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise damaged(table, error) from None
+    if None in cells:  # a row that is cut off
+        raise damaged(table, f"a row has no `{name}`")
+    return cells
+
+
+def damaged(table: Path, reason: object) -> UserError:
+    return UserError(f"the table {printable(str(table))} is damaged: {reason}")
 
 
 def write_text(path: Path, text: str) -> None:
