@@ -27,7 +27,7 @@ class Recorded:
         number = {name: i for i, name in enumerate(classes)}
         measured = {f"measure_{k}": v for k, v in outcome.adapted.measures.items()}
         measured.pop("measure_logit_gt", None)  # it needs labels
-        evidence = {f"evidence_{k}": v for k, v in outcome.evidence.arrays().items()}
+        evidence = {f"evidence_{k}": v for k, v in vars(outcome.evidence).items()}
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             file,

@@ -61,7 +61,7 @@ class Judged:
 
 
 def read(key: str, line: dict[str, Any], file: Path) -> Judged:
-    from certvol.predict.evidence import Evidence
+    from certvol.predict.estimates import Evidence
 
     with np.load(file, allow_pickle=False) as found:
         arrays = {name: found[name] for name in found.files}
@@ -73,7 +73,7 @@ def read(key: str, line: dict[str, Any], file: Path) -> Judged:
             if name.startswith(prefix)
         }
 
-    evidence = Evidence.from_arrays(part("evidence_"))
+    evidence = Evidence(**part("evidence_"))
     return Judged(
         key,
         line,

@@ -17,8 +17,8 @@ from certvol.data.target_prior import WORDS
 from certvol.distributed import join_team
 from certvol.errors import Interrupted, UserError
 from certvol.predict import extract as extraction
+from certvol.predict.estimates import HeldOut
 from certvol.predict.evaluate import evaluate, target_labels
-from certvol.predict.evidence import HeldOut
 from certvol.predict.max_error import Judged, compare_reviews
 from certvol.predict.model import Model, load
 from certvol.predict.outcome import TargetOfRun, run_metrics, run_target, write_outcome
@@ -27,11 +27,15 @@ from certvol.predict.verdict import make_verdict, read_verdict
 from certvol.progress import Reporter, Silent, StopSignal, cpu_seconds
 from certvol.runs.checkpoint import DAMAGE, OtherFormat, read_about, write_tensors
 from certvol.runs.continued import settings_from
-from certvol.runs.drawn import keep_drawn, reviewed_run
-from certvol.runs.environment import describe_environment, target_fingerprint
+from certvol.runs.environment import describe_environment, origin_of, target_fingerprint
 from certvol.runs.folder import RunFolder
-from certvol.runs.given_labels import check_same_target, keep_trained, trained_on
-from certvol.runs.origin import origin_of
+from certvol.runs.given_labels import (
+    check_same_target,
+    keep_drawn,
+    keep_trained,
+    reviewed_run,
+    trained_on,
+)
 from certvol.runs.outputs import check_outside
 from certvol.runs.tables import label_cell, read_metrics, write_text
 from certvol.settings import Config, absolute_path, flatten, read_settings_file, resolve

@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from certvol.predict.estimates import estimates, target_accuracy, temperatures, with_labels
-from certvol.predict.evidence import Evidence
+from certvol.predict.estimates import (
+    Evidence,
+    estimates,
+    target_accuracy,
+    temperatures,
+    with_labels,
+)
 from certvol.scores.calibration import at_temperature
 
 

@@ -103,7 +103,7 @@ def test_the_short_json_and_tables_are_read(target: ReviewTarget, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path,label\n1.png,aple\n", "`aple` of 1.png is not a class of the run; did you mean"),
+        ("path,label\n1.png,aple\n", "1.png: `aple` is not a class of the run; did you mean"),
         ("path,label\nother.png,apple\n", "other.png, which is not a target image"),
         ("path,label\n1.png,\n", "has no answers"),
         ("{}", "not an export of Label Studio"),

@@ -21,8 +21,8 @@ from certvol.predict.random_sample import (
 from certvol.review.estimates import estimate
 from certvol.review.sampling import useful_order
 from certvol.review.target import open_target
-from certvol.runs.drawn import Stratum, keep_drawn
 from certvol.runs.folder import RunFolder
+from certvol.runs.given_labels import Stratum, keep_drawn
 from certvol.runs.review_labels import COLUMNS, Review, review_cells
 from certvol.runs.tables import csv_text
 from certvol.scores.intervals import Interval, stratified

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from certvol.runs.checkpoint import write_tensors
-from certvol.runs.origin import origin_of
+from certvol.runs.environment import origin_of
 
 HUES = ((200, 40, 40), (40, 180, 60), (60, 90, 220), (220, 200, 40))
 NASTY = [

@@ -27,7 +27,6 @@ from certvol.data.folders import (
     printable,
 )
 from certvol.data.store import Store
-from certvol.data.views import FeatureViews, ImageViews, Views
 from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import measures as measuring
@@ -200,15 +199,11 @@ def _test_batches(
     """Yield batches of the target's images, or of those with the numbers `rows_P`."""
     share = model.config.data.device_share
     chosen_P = np.arange(len(target)) if rows_P is None else rows_P
-    if isinstance(target, TargetImages) and model.config.data.view_set == "shifted":
-        pixels = Store(target.pixels, target.rows, model.device, share)
-        for start in range(0, len(chosen_P), PREDICT_BATCH):
-            yield model.view(pixels.gather(chosen_P[start : start + PREDICT_BATCH]))
-        return
-    if isinstance(target, TargetFeatures):
-        features = Store(target.features, target.rows, model.device, share)
-        views: Views = FeatureViews(features, features)
-    else:
-        images = Store(target.pixels, target.rows, model.device, share)
-        views = ImageViews(images, images, model.info, model.config.augment)
-    yield from views.test_batches(TARGET, chosen_P, PREDICT_BATCH)
+    data = target.features if isinstance(target, TargetFeatures) else target.pixels
+    store = Store(data, target.rows, model.device, share)
+    for start in range(0, len(chosen_P), PREDICT_BATCH):
+        images_P = chosen_P[start : start + PREDICT_BATCH]
+        if isinstance(target, TargetFeatures):
+            yield store.gather(images_P, np.zeros_like(images_P))
+        else:
+            yield model.view(store.gather(images_P))

@@ -28,7 +28,7 @@ from certvol.nn.norm import TARGET
 from certvol.predict.export_formats import FORMATS, Exporter, quiet
 from certvol.predict.forward import run_batches
 from certvol.predict.model import Model, load
-from certvol.runs.checkpoint import DAMAGE, FORMAT
+from certvol.runs.checkpoint import FORMAT, explained
 from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_output, write_output
 from certvol.scores.uncertainty import FROM_LOGITS
@@ -130,17 +130,15 @@ def describe(run: str | Path, model: Model) -> dict[str, Any]:
 
 def _thresholds(evaluation: Path) -> dict[str, dict[str, float]]:
     """Read the thresholds that the run stored; empty if it stored none."""
-    try:
+    if not evaluation.exists():
+        return {}
+    with explained(evaluation):
         stored = json.loads(evaluation.read_text(encoding="utf-8"))["thresholds"]
         return {
             name: {str(share): float(value) for share, value in stored[name].items()}
             for name in FROM_OUTPUTS
             if name in stored
         }
-    except FileNotFoundError:
-        return {}
-    except DAMAGE as error:
-        raise UserError(f"{evaluation} is damaged: {error}") from None
 
 
 def _examples(metadata: dict[str, Any], count: int) -> Tensor:

@@ -57,37 +57,28 @@ def extract_features(
     device: torch.device,
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return features, images x views x D, and each image's row.
+    """Return features, images x views x D, in the order of the images' content; and their rows.
 
-    The features of several sources are extracted one after the other, so that they are the same as
-    those of each source alone.
+    Because of the order, the features do not depend on the folders that the images lie in. Those of
+    several sources are extracted one after the other, so that they are the same as those of each
+    source alone. They have full precision unless the settings ask for bf16, because all steps use
+    them.
     """
-    if not isinstance(images, SourceImages) or not images.origins.any():
-        return _extract_one(backbone, info, images, config, device, progress)
-    found, rows, start = [], np.empty(len(images), dtype=np.int64), 0
-    for number in np.unique(images.origins):
-        own_N = np.flatnonzero(images.origins == number)
-        part = replace(images, rows=images.rows[own_N], hashes=images.hashes[own_N])
-        features, rows_N = _extract_one(backbone, info, part, config, device, progress)
-        rows[own_N] = start + rows_N
-        start += len(own_N)
-        found.append(features)
-    return np.concatenate(found), rows
-
-
-def _extract_one(
-    backbone: nn.Module,
-    info: BackboneInfo,
-    images: SourceImages | TargetImages,
-    config: Config,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return features in the order of the images' content, and each image's row.
-
-    Because of the order, the features do not depend on the folders that the images lie in.
-    Features have full precision unless the settings ask for bf16, because all steps use them.
-    """
+    if isinstance(images, SourceImages) and images.origins.any():
+        found, rows, start = [], np.empty(len(images), dtype=np.int64), 0
+        for number in np.unique(images.origins):
+            own_N = np.flatnonzero(images.origins == number)
+            part = replace(
+                images,
+                rows=images.rows[own_N],
+                hashes=images.hashes[own_N],
+                origins=np.zeros_like(own_N),
+            )
+            features, rows_N = extract_features(backbone, info, part, config, device, progress)
+            rows[own_N] = start + rows_N
+            start += len(own_N)
+            found.append(features)
+        return np.concatenate(found), rows
     augment, data, bf16 = config.augment, config.data, config.training.precision == "bf16"
     shifted = data.view_set == "shifted"
     views = data.views if augment.enabled and not shifted else 1

@@ -107,15 +107,15 @@ def rule_by_labels(run: str | Path, measure: str, max_error: float) -> Rule:
             f"--max-error needs labels of some target images, and {folder.review} does not exist; "
             f"label images with `certvol review {folder.path}`"
         )
-    found = target_values(run, measure, "--max-error")
-    certainty_N = certainty(measure, found.values_N)
+    paths, values_N = target_values(run, measure, "--max-error")
+    certainty_N = certainty(measure, values_N)
     labels = read_column(folder.predictions, "label")
     reviews, sample = read_review(folder.review, may_be_torn=True), sample_of(folder)
-    judged = compare_reviews(reviews, found.paths, labels, trained_on(folder)).in_order(sample)
+    judged = compare_reviews(reviews, paths, labels, trained_on(folder)).in_order(sample)
     allowed = in_units(measure, certainty_N, judged, max_error, len(sample.order))
     if allowed.threshold is None:
         raise UserError(_refusal(allowed, folder, max_error, sample))
-    row_of = row_of_path(found.paths)
+    row_of = row_of_path(paths)
     unknown = [each.path for each in reviews if each.answer == "none"]
     unknown_N = certainty_N[[row_of[path] for path in unknown if path in row_of]]
     rejected = int((unknown_N < certainty(measure, np.float32(allowed.threshold))).sum())
@@ -165,5 +165,5 @@ def _refusal(found: RiskThreshold, run: RunFolder, max_error: float, sample: Ran
     if found.needed > (images := len(sample.order)):
         return f"{text}, but the target has {images} images only; give a larger --max-error"
     asked = max(1, found.needed - len(sample.drawn))  # given labels are there already
-    command = f"certvol review {printable(str(run.path))} --labels {asked}"
+    command = f"certvol review {printable(run.path)} --labels {asked}"
     return f"{text}; label more with `{command}`"

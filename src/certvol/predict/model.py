@@ -26,9 +26,10 @@ from certvol.nn.network import Network, seeded_backbone
 from certvol.nn.norm import TARGET, Mode
 from certvol.predict.extract import shifted_features
 from certvol.predict.forward import Outputs, run_batches
-from certvol.predict.reject import Rule, check_options, choose_measure, choose_rule
+from certvol.predict.max_error import Rule
+from certvol.predict.reject import check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
-from certvol.runs.checkpoint import DAMAGE, FROZEN, OtherFormat, load_into, load_with_about
+from certvol.runs.checkpoint import FROZEN, explained, load_into, load_with_about
 from certvol.runs.folder import RunFolder
 from certvol.scores.calibration import COLDEST, HOTTEST
 from certvol.settings import Config, read_settings_file, resolve
@@ -258,9 +259,7 @@ def _as_inputs(images: Any) -> list[Any] | Tensor:
 def _as_tensor(array: NDArray[Any]) -> Tensor:
     """Convert an array to a tensor, even if its byte order or its strides are reversed."""
     try:
-        if min(array.strides, default=0) < 0 or not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="), order="C")
-        return torch.from_numpy(array)
+        return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError):
         raise UserError(f"expected an array of numbers, found the type {array.dtype}") from None
 
@@ -300,7 +299,7 @@ def load(run: str | Path, device: str = "auto", which: Which = "delivered") -> M
     # The delivered weights alone hold a frozen backbone.
     needs_backbone = which == "pretrained" and config.model.train == "head"
     folder.check_complete(weights, folder.model if needs_backbone else weights)
-    try:
+    with explained(weights):
         complete, of_model = load_with_about(folder.model) if folder.model.exists() else ({}, {})
         tensors, about = (complete, of_model) if which == "delivered" else load_with_about(weights)
         classes, mode = about["classes"], about["norm"]
@@ -315,10 +314,6 @@ def load(run: str | Path, device: str = "auto", which: Which = "delivered") -> M
             tensors = {**backbone_tensors, **tensors}
         if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
             raise ValueError("some weights are not finite numbers")
-    except OtherFormat as error:
-        raise UserError(f"weights file {weights} {error}") from None
-    except DAMAGE as error:
-        raise UserError(f"weights file {weights} is damaged or not certvol's: {error}") from None
     without_weights = replace(config.model, weights="none")
     backbone, info = seeded_backbone(without_weights, config.data.image_size, 0)
     method = create_method(config, backbone, info, len(classes))

@@ -19,6 +19,7 @@ from certvol.errors import UserError
 from certvol.nn.norm import TARGET
 from certvol.predict import reject
 from certvol.predict.forward import run_batches
+from certvol.predict.max_error import Rule
 from certvol.predict.measures import run_with_measures
 from certvol.predict.model import PREDICT_BATCH, Model, Which, load
 from certvol.predict.outcome import predictions_csv
@@ -55,7 +56,7 @@ class Predicted:
     accepted: NDArray[np.bool_] | None = None
     rule: str = ""
     """Describes which images were rejected."""
-    max_error_rule: reject.Rule | None = None
+    max_error_rule: Rule | None = None
     """The rule that reviewed labels allow, if a maximum error was given."""
 
 
@@ -79,8 +80,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
         )
     model = load(options.run, options.device, options.which)
     chosen = reject.choose_measure(options.measure, model.has_sigma, model.frozen)
-    threshold = options.min_certainty
-    rule = None
+    threshold, rule = options.min_certainty, None
     if sets_rule:
         rule = reject.choose_rule(options.run, chosen, coverage, max_error)
         threshold = rule.threshold
@@ -108,7 +108,7 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     outputs.refuse_faulty(found.paths, chosen)
     outputs = outputs.at_temperature(model.temperature)
     if threshold is not None:
-        found.accepted = reject.accept(outputs, chosen, threshold)
+        found.accepted = reject.is_certain(outputs.measures[chosen], chosen, threshold)
         found.rule = reject.describe_rule(chosen, threshold)
         found.max_error_rule = rule if max_error is not None else None
     column = None if in_predictions else chosen

@@ -14,7 +14,7 @@ from certvol.distributed import Team
 from certvol.errors import RunFailed
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.predict import measures as measuring
-from certvol.predict.evidence import Evidence, HeldOut, gather
+from certvol.predict.estimates import Evidence, HeldOut, gather
 from certvol.predict.forward import (
     Outputs,
     Values,

@@ -24,9 +24,8 @@ from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.predict.target_table import target_values
 from certvol.randomness import numpy_generator
-from certvol.runs.drawn import Drawn, Stratum, read_drawn
 from certvol.runs.folder import RunFolder
-from certvol.runs.given_labels import trained_on
+from certvol.runs.given_labels import Drawn, Stratum, read_drawn, trained_on
 from certvol.runs.review_labels import Review, row_of_path
 from certvol.runs.tables import read_column
 from certvol.scores.uncertainty import usual_measure
@@ -139,10 +138,10 @@ def sample_of(run: RunFolder) -> RandomSample:
     settings = read_settings_file(run.config)
     has_sigma = all(read_column(run.predictions, "sigma"))
     measure = usual_measure(has_sigma, settings.get("model.train") == "head")
-    table = target_values(run.path, measure, "the random order")
+    paths, values_N = target_values(run.path, measure, "the random order")
     seed = settings.get("training.seed")
-    certainty_N = certainty(measure, table.values_N)
-    return random_sample(run, table.paths, certainty_N, seed if isinstance(seed, int) else 0)
+    certainty_N = certainty(measure, values_N)
+    return random_sample(run, paths, certainty_N, seed if isinstance(seed, int) else 0)
 
 
 def drawn_in(run: RunFolder | None, given: Sequence[Review], images: int) -> Drawn:

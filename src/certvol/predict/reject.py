@@ -76,17 +76,13 @@ def choose_rule(
         return rule_by_labels(run, measure, max_error)
     if coverage is None:
         raise UserError("give a coverage or a maximum error")
-    values_N = target_values(run, measure, "--coverage").values_N
+    _, values_N = target_values(run, measure, "--coverage")
     threshold = threshold_at(measure, values_N, coverage)
     return Rule(measure, threshold, float(is_certain(values_N, measure, threshold).mean()))
 
 
-def accept(outputs: Outputs, measure: str, threshold: float) -> NDArray[np.bool_]:
-    """Return which images are at least as certain as the threshold."""
-    return is_certain(outputs.measures[measure], measure, threshold)
-
-
 def is_certain(values_N: NDArray[np.float32], measure: str, threshold: float) -> NDArray[np.bool_]:
+    """Return which images are at least as certain as the threshold."""
     least = certainty(measure, np.float32(threshold))
     return np.asarray(certainty(measure, values_N) >= least)
 
@@ -144,5 +140,5 @@ def _copy(source: Path, folder: Path, number: str) -> str:
         shutil.copyfile(source, place)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot copy {printable(str(source))} into {folder}: {reason}") from None
+        raise UserError(f"cannot copy {printable(source)} into {folder}: {reason}") from None
     return place.name

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +13,13 @@ from certvol.runs.tables import damaged, read_column
 IN_PREDICTIONS = ("probability", "sigma")  # the measures that predictions.csv holds
 
 
-class TargetTable(NamedTuple):
-    """A measure of every target image of a run, in the order of predictions.csv."""
+def target_values(
+    run: str | Path, measure: str, option: str
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Read path and measure of every target image of a run, in the order of predictions.csv.
 
-    paths: list[str]
-    values_N: NDArray[np.float32]
-
-
-def target_values(run: str | Path, measure: str, option: str) -> TargetTable:
-    """Read a measure of every target image of a run; refuse tables whose rows do not agree."""
+    Tables whose rows do not agree are refused. `option` names what needs them, in errors.
+    """
     folder = RunFolder(run)
     # predictions.csv rounds the probability.
     table = folder.predictions if measure == "sigma" else folder.measures
@@ -38,7 +35,7 @@ def target_values(run: str | Path, measure: str, option: str) -> TargetTable:
     for other in (folder.predictions, folder.measures):
         if other != table and other.exists():
             check_same_rows(table, paths, read_column(other, "path"))
-    return TargetTable(paths, values_N)
+    return paths, values_N
 
 
 def check_same_rows(table: Path, paths: Sequence[str], others: Sequence[str]) -> None:

@@ -14,25 +14,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from certvol.data.folders import printable
-from certvol.errors import UserError
 from certvol.predict.estimates import (
-    EstimatesByName,
+    Evidence,
+    Indices,
     estimates,
     target_accuracy,
     temperatures,
     with_labels,
 )
-from certvol.predict.evidence import Evidence
+from certvol.predict.forward import Values
 from certvol.predict.max_error import Judged
 from certvol.progress import percent
-from certvol.runs.checkpoint import DAMAGE, FORMAT, OtherFormat, check_format
+from certvol.runs.checkpoint import FORMAT, check_format, explained
 from certvol.scores.validators import MIN_HELD_OUT, classes_in_use, pretraining_warning
 
 Word = Literal["use it", "look first", "do not use it"]
@@ -47,130 +46,6 @@ LOST_SOURCE = 0.75  # of the pretrained model's accuracy on held-out source imag
 NAMED_CLASSES = 3
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The figures that the rule uses."""
-
-    images: int
-    num_classes: int
-    possible_classes: int
-    """Classes that the target prior allows."""
-    held_out: int
-    source_before: float | None
-    source_after: float | None
-    """None for a method in closed form too."""
-    changed: int
-    counts_before: list[int]
-    counts_after: list[int]
-    in_use_before: float
-    """Effective number of predicted classes."""
-    in_use_after: float
-    estimates: EstimatesByName
-    accuracy: float
-    """The estimate for the target."""
-
-    @property
-    def changed_share(self) -> float:
-        return self.changed / max(1, self.images)
-
-
-def facts_of(evidence: Evidence, judged: Judged | None = None) -> Facts:
-    before_N, after_N = evidence.before_NC.argmax(axis=1), evidence.after_NC.argmax(axis=1)
-    found = estimates(evidence)
-    accuracy = target_accuracy(found)
-
-    def source_accuracy(probabilities_SC: Any) -> float | None:
-        if len(probabilities_SC) == 0:
-            return None
-        return float((probabilities_SC.argmax(axis=1) == evidence.labels_S).mean())
-
-    def counts(labels_N: Any) -> list[int]:
-        return [int(n) for n in np.bincount(labels_N, minlength=evidence.num_classes)]
-
-    return Facts(
-        images=len(after_N),
-        num_classes=evidence.num_classes,
-        possible_classes=int((evidence.after_NC > 0).any(axis=0).sum()),
-        held_out=len(evidence.labels_S),
-        source_before=source_accuracy(evidence.before_SC),
-        source_after=source_accuracy(evidence.after_SC),
-        changed=int((before_N != after_N).sum()),
-        counts_before=counts(before_N),
-        counts_after=counts(after_N),
-        in_use_before=classes_in_use(evidence.before_NC),
-        in_use_after=classes_in_use(evidence.after_NC),
-        estimates=found,
-        accuracy=accuracy if judged is None else _corrected(accuracy, judged),
-    )
-
-
-def _corrected(accuracy: float, judged: Judged) -> float:
-    return with_labels(accuracy, USUAL_ERROR, judged.right, judged.labels)
-
-
-def reasons(facts: Facts, classes: Sequence[str]) -> list[tuple[Word, str]]:
-    """Return all reasons for and against using the model, the most serious first."""
-    found: list[tuple[Word, str]] = []
-    bad, look = WORDS[2], WORDS[1]
-    if pretraining_warning(facts.source_before, facts.held_out, facts.num_classes) is not None:
-        right = percent(facts.source_before, 0)
-        found.append(
-            (bad, f"the source was not learnt: {right} % of its held-out images are correct")
-        )
-    before, after = facts.source_before, facts.source_after
-    if before is not None and after is not None and after < LOST_SOURCE * before:
-        fall = f"{percent(before, 0)} % to {percent(after, 0)} %"
-        found.append((bad, f"accuracy on held-out source images fell from {fall}"))
-    few = max(FEW_CLASSES * facts.possible_classes, ALMOST_ONE_CLASS)
-    if facts.possible_classes > 1 and facts.in_use_after < few:
-        found.append((look, _few_classes(facts, classes)))
-    share = f"an estimated {percent(facts.accuracy, 0)} % of the predictions are correct"
-    if facts.accuracy < TOO_POOR:
-        found.append((bad, share))
-    elif facts.accuracy < GOOD_ENOUGH:
-        found.append((look, f"{share}; look at the least certain images"))
-    if facts.in_use_after > SPREADING * facts.in_use_before:
-        grown = ", ".join(_grown(facts, classes))
-        found.append((look, f"adaptation predicts more classes than before; look at {grown}"))
-    if facts.changed_share > MANY_CHANGED:
-        text = f"adaptation changed {percent(facts.changed_share, 0)} % of the predictions"
-        found.append((look, f"{text}; look at some of them"))
-    if facts.images < HANDFUL:
-        found.append(
-            (look, f"{facts.images} target images are too few to judge; look at all of them")
-        )
-    if facts.held_out < MIN_HELD_OUT:
-        found.append((look, _too_few_held_out(facts.held_out)))
-    if not found:
-        found.append((WORDS[0], share))
-    return sorted(found, key=lambda each: -WORDS.index(each[0]))
-
-
-def _few_classes(facts: Facts, classes: Sequence[str]) -> str:
-    """Name the class that most images fall into; the estimate cannot notice such a collapse."""
-    most = int(np.argmax(facts.counts_after))
-    share = percent(facts.counts_after[most] / max(1, facts.images), 0)
-    return (
-        f"{share} % of the predictions are {printable(classes[most])}; if the target has more "
-        "classes, do not use the model"
-    )
-
-
-def _too_few_held_out(images: int) -> str:
-    if images == 0:
-        return "no source images are held out, so accuracy was not measured; raise `data.holdout`"
-    are = "image is" if images == 1 else "images are"
-    return (
-        f"only {images} source {are} held out, too few to measure accuracy; raise `data.holdout` "
-        "or add source images"
-    )
-
-
-def _grown(facts: Facts, classes: Sequence[str]) -> list[str]:
-    gain_C = np.subtract(facts.counts_after, facts.counts_before)
-    return [classes[i] for i in np.argsort(-gain_C, kind="stable")[:NAMED_CLASSES] if gain_C[i] > 0]
-
-
 def make_verdict(
     evidence: Evidence,
     classes: Sequence[str],
@@ -182,37 +57,118 @@ def make_verdict(
     `judged` are the random labels that the run was given. `target_images` is the size of the target
     that the evidence's images were sampled from; None if they are the whole target.
     """
-    facts = facts_of(evidence, judged)
-    found = reasons(facts, classes)
-    word = found[0][0]
-    before, after = temperatures(evidence, facts.accuracy)
+    estimators = estimates(evidence)
+    accuracy = target_accuracy(estimators)
+    if judged is not None:
+        accuracy = with_labels(accuracy, USUAL_ERROR, judged.right, judged.labels)
+    before_N, after_N = evidence.before_NC.argmax(axis=1), evidence.after_NC.argmax(axis=1)
+    before_C, after_C = (
+        np.bincount(labels_N, minlength=evidence.num_classes).tolist()
+        for labels_N in (before_N, after_N)
+    )
+    images, changed = len(after_N), int((before_N != after_N).sum())
+    figures = {
+        "images": images,
+        "target_images": images if target_images is None else target_images,
+        "source": {
+            "images": len(evidence.labels_S),
+            "before": _source_accuracy(evidence.before_SC, evidence.labels_S),
+            "after": _source_accuracy(evidence.after_SC, evidence.labels_S),
+        },
+        "changed": {"images": changed, "share": changed / max(1, images)},
+        "classes": {
+            name: {"before": before, "after": after}
+            for name, before, after in zip(classes, before_C, after_C, strict=True)
+        },
+        "accuracy": {
+            "estimate": accuracy,
+            "usual_error": USUAL_ERROR,
+            "estimators": estimators,
+            "labels": 0 if judged is None else judged.labels,
+        },
+    }
+    found = reasons(figures, evidence)
+    word, first = found[0]
+    pretrained, delivered = temperatures(evidence, accuracy)
     return {
         "format": FORMAT,
         "verdict": word,
-        "line": f"{word}: {found[0][1]}",
+        "line": f"{word}: {first}",
         "reasons": [text for _, text in found],
-        "images": facts.images,
-        "target_images": facts.images if target_images is None else target_images,
-        "source": {
-            "images": facts.held_out,
-            "before": facts.source_before,
-            "after": facts.source_after,
-        },
-        "changed": {"images": facts.changed, "share": facts.changed_share},
-        "classes": {
-            name: {"before": before, "after": after}
-            for name, before, after in zip(
-                classes, facts.counts_before, facts.counts_after, strict=True
-            )
-        },
-        "accuracy": {
-            "estimate": facts.accuracy,
-            "usual_error": USUAL_ERROR,
-            "estimators": facts.estimates,
-            "labels": 0 if judged is None else judged.labels,
-        },
-        "temperature": {"pretrained": before, "delivered": after},
+        **figures,
+        "temperature": {"pretrained": pretrained, "delivered": delivered},
     }
+
+
+def _source_accuracy(probabilities_SC: Values, labels_S: Indices) -> float | None:
+    """Return the accuracy on held-out source images; None without predictions of them."""
+    if len(probabilities_SC) == 0:
+        return None
+    return float((probabilities_SC.argmax(axis=1) == labels_S).mean())
+
+
+def reasons(figures: Mapping[str, Any], evidence: Evidence) -> list[tuple[Word, str]]:
+    """Return all reasons for and against using the model, the most serious first.
+
+    `figures` is the part of verdict.json that is measured.
+    """
+    found: list[tuple[Word, str]] = []
+    use, look, bad = WORDS
+    source = figures["source"]
+    held_out, before, after = source["images"], source["before"], source["after"]
+    if pretraining_warning(before, held_out, evidence.num_classes) is not None:
+        right = percent(before, 0)
+        found.append(
+            (bad, f"the source was not learnt: {right} % of its held-out images are correct")
+        )
+    if before is not None and after is not None and after < LOST_SOURCE * before:
+        fall = f"{percent(before, 0)} % to {percent(after, 0)} %"
+        found.append((bad, f"accuracy on held-out source images fell from {fall}"))
+    in_use = classes_in_use(evidence.after_NC)
+    possible = int((evidence.after_NC > 0).any(axis=0).sum())  # with the target prior
+    if possible > 1 and in_use < max(FEW_CLASSES * possible, ALMOST_ONE_CLASS):
+        found.append((look, _few_classes(figures)))
+    accuracy = figures["accuracy"]["estimate"]
+    share = f"an estimated {percent(accuracy, 0)} % of the predictions are correct"
+    if accuracy < TOO_POOR:
+        found.append((bad, share))
+    elif accuracy < GOOD_ENOUGH:
+        found.append((look, f"{share}; look at the least certain images"))
+    if in_use > SPREADING * classes_in_use(evidence.before_NC):
+        gains = {name: _gain(counts) for name, counts in figures["classes"].items()}
+        most = sorted(gains, key=lambda name: -gains[name])[:NAMED_CLASSES]
+        grown = ", ".join(printable(name) for name in most if gains[name] > 0)
+        found.append((look, f"adaptation predicts more classes than before; look at {grown}"))
+    if (changed := figures["changed"]["share"]) > MANY_CHANGED:
+        text = f"adaptation changed {percent(changed, 0)} % of the predictions"
+        found.append((look, f"{text}; look at some of them"))
+    if (images := figures["images"]) < HANDFUL:
+        found.append((look, f"{images} target images are too few to judge; look at all of them"))
+    if held_out < MIN_HELD_OUT:
+        found.append((look, _too_few_held_out(held_out)))
+    if not found:
+        found.append((use, share))
+    return sorted(found, key=lambda each: -WORDS.index(each[0]))
+
+
+def _few_classes(figures: Mapping[str, Any]) -> str:
+    """Name the class that most images fall into; the estimate cannot notice such a collapse."""
+    name, counts = max(figures["classes"].items(), key=lambda each: int(each[1]["after"]))
+    share = percent(counts["after"] / max(1, figures["images"]), 0)
+    return (
+        f"{share} % of the predictions are {printable(name)}; if the target has more classes, do "
+        "not use the model"
+    )
+
+
+def _too_few_held_out(images: int) -> str:
+    if images == 0:
+        return "no source images are held out, so accuracy was not measured; raise `data.holdout`"
+    are = "image is" if images == 1 else "images are"
+    return (
+        f"only {images} source {are} held out, too few to measure accuracy; raise `data.holdout` "
+        "or add source images"
+    )
 
 
 def describe(verdict: Mapping[str, Any]) -> list[str]:
@@ -260,13 +216,9 @@ def _gain(counts: Mapping[str, int]) -> int:
 
 def read_verdict(file: Path) -> dict[str, Any]:
     """Read verdict.json; UserError if it is damaged."""
-    try:
+    with explained(file):
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["verdict"] not in WORDS:
             raise ValueError(f"unknown verdict {found['verdict']!r}")
         check_format(found.get("format"))
         return dict(found)
-    except OtherFormat as error:
-        raise UserError(f"{file} {error}") from None
-    except DAMAGE as error:
-        raise UserError(f"{file} is damaged: {error}") from None

@@ -14,7 +14,7 @@ from certvol.report.figures import measure_title, run_figures
 from certvol.report.records import MEASURES, Images, Indices, Record, number
 from certvol.report.render import json_block, render
 from certvol.report.thumbnails import Thumbnails, make_thumbnails
-from certvol.runs.origin import made_here
+from certvol.runs.environment import made_here
 from certvol.settings import DataConfig
 
 PAGE_BYTES = 38_000_000

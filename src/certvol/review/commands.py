@@ -72,7 +72,7 @@ def label(
 def export_tasks(run: str, labels: int, out: str) -> Iterator[str]:
     target = open_target(run)
     items = target.queue(labels)
-    places = [printable(str(place)) for place in export(target, items, out)]
+    places = [printable(place) for place in export(target, items, out)]
     yield f"{len(items)} images to label: {places[0]}"
     if len(places) > 1:
         yield f"labelling interface for Label Studio: {places[1]}"

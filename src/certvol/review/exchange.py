@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,23 +22,25 @@ from certvol.review.target import ReviewTarget
 from certvol.runs.outputs import check_output, write_output
 from certvol.runs.review_labels import (
     COLUMNS,
+    Answer,
     Review,
+    class_of_cell,
     clean_path,
     has_column,
     parse_review,
     read_answers_text,
 )
 from certvol.runs.tables import csv_text, label_cell
-from certvol.settings import nearest
 
 NONE_WORDS, UNSURE_WORDS = "None of these classes", "Not sure"
+OTHER_ANSWERS: dict[str, Answer] = {NONE_WORDS: "none", UNSURE_WORDS: "unsure"}
 
 
 def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list[Path]:
     """Write the images to label as `.json` (with a labelling interface as `.xml`) or `.csv`."""
     place = Path(out)
     if place.suffix.lower() not in (".json", ".csv"):
-        raise UserError(f"--export writes .json or .csv, found {printable(str(out))}")
+        raise UserError(f"--export writes .json or .csv, found {printable(out)}")
     check_output(place, "--export")
     _check_unanswered(place)
     if place.suffix.lower() == ".csv":
@@ -59,7 +61,7 @@ def _check_unanswered(place: Path) -> None:
     A spreadsheet may have saved them with semicolons or in another encoding, so a file that cannot
     be read as a list of images is not replaced either.
     """
-    shown = printable(str(place))
+    shown = printable(place)
     try:
         answered = place.is_file() and _is_answered(place)
     except (OSError, ValueError, AttributeError, TypeError, RecursionError, csv.Error):
@@ -124,7 +126,7 @@ class Answers:
 
 def read_answers(path: str | Path, target: ReviewTarget) -> Answers:
     """Read what another tool wrote; every path has to be a target image of the run."""
-    shown = printable(str(path))
+    shown = printable(path)
     text, skipped = read_answers_text(path), 0
     if text.lstrip()[:1] in ("[", "{"):
         reviews, has_kinds, skipped = _from_tasks(text, shown)
@@ -132,7 +134,8 @@ def read_answers(path: str | Path, target: ReviewTarget) -> Answers:
         reviews, has_kinds = parse_review(text, shown, may_be_open=True), has_column(text, "kind")
     if not reviews:
         raise UserError(f"{shown} has no answers; label its images first")
-    found = [_checked(each, shown, target) for each in reviews]
+    cells = {label_cell(name): name for name in target.classes}
+    found = [_checked(each, shown, target, cells) for each in reviews]
     return Answers(list({each.path: each for each in found}.values()), has_kinds, skipped)
 
 
@@ -183,24 +186,18 @@ def _is_skipped(task: dict[str, Any]) -> bool:
     return bool(annotations) and all(each.get("was_cancelled") for each in annotations)
 
 
-def _checked(review: Review, shown: str, target: ReviewTarget) -> Review:
-    """Return the review with a class of the run, or with the tool's answer that it is none."""
+def _checked(review: Review, shown: str, target: ReviewTarget, cells: dict[str, str]) -> Review:
+    """Return the review with a class of the run, or with the tool's answer that it is none.
+
+    `cells` holds the classes by their cells.
+    """
     if review.path not in target.row_of:
         raise UserError(
             f"{shown} names {printable(review.path)}, which is not a target image of the run"
         )
     if review.label is None:
         return review
-    named = {label_cell(name): name for name in target.classes}
-    label = named.get(review.label, named.get(label_cell(review.label)))
-    if label is not None:
-        return Review(review.path, label, review.kind)
-    if review.label == NONE_WORDS:
-        return Review(review.path, None, review.kind, "none")
-    if review.label == UNSURE_WORDS:
-        return Review(review.path, None, review.kind, "unsure")
-    hint = nearest(review.label, target.classes)
-    raise UserError(
-        f"{shown}: `{printable(review.label)}` of {printable(review.path)} is not a class of the "
-        f"run{hint}"
-    )
+    if review.label in OTHER_ANSWERS and review.label not in target.classes:
+        return replace(review, label=None, answer=OTHER_ANSWERS[review.label])
+    where = f"{shown}, {printable(review.path)}"
+    return replace(review, label=class_of_cell(review.label, where, cells))

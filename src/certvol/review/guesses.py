@@ -5,7 +5,9 @@ each, and the class that the model `before` adaptation predicts.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
@@ -84,17 +86,18 @@ def make_guesses(
         return stored
     progress.start("looking at the images", 2 * len(new))
     by_model = []
-    both: tuple[Which, Which] = ("delivered", "pretrained")
-    for which in both:
+    for which in get_args(Which):
         model = load(target.run.path, device, which)
         if model.classes != target.classes:
             raise UserError(f"the weights of {target.run.path} have other classes than its tables")
         by_model.append(_probabilities(model, target, new, files, progress))
     progress.finish()
+    is_read_R = by_model[1].any(axis=1)
+    before_R = np.where(is_read_R, by_model[1].argmax(axis=1), -1)
     found = Guesses(
         np.concatenate([stored.rows_R, np.array(new, dtype=np.int64)]),
         np.concatenate([stored.probabilities_RC, by_model[0]]),
-        np.concatenate([stored.before_R, _labels(by_model[1])]),
+        np.concatenate([stored.before_R, before_R]),
     )
     tensors = {
         "rows": torch.from_numpy(found.rows_R),
@@ -103,12 +106,6 @@ def make_guesses(
     }
     write_tensors(target.run.guesses, tensors)
     return found
-
-
-def _labels(probabilities_RC: NDArray[np.float32]) -> Indices:
-    """Return the predicted classes; -1 for an image that could not be read."""
-    is_read_R = probabilities_RC.sum(axis=1) > 0
-    return np.where(is_read_R, probabilities_RC.argmax(axis=1), -1)
 
 
 def _probabilities(
@@ -131,17 +128,13 @@ def _probabilities(
         progress.advance(len(rows))
         return found_RC
     for start in range(0, len(rows), CHUNK):
-        chunk = range(start, min(start + CHUNK, len(rows)))
-        pixels, known = [], []
+        chunk, pixels = range(start, min(start + CHUNK, len(rows))), {}
         for i in chunk:
-            if (file := files[rows[i]]) is None:
-                continue
-            try:
-                pixels.append(model.read_pixels(file))
-                known.append(i)
-            except UnreadableImage:
-                continue
-        if known:
-            found_RC[known] = model.predict(np.stack(pixels)).probabilities
+            with suppress(UnreadableImage):
+                if (file := files[rows[i]]) is not None:
+                    pixels[i] = model.read_pixels(file)
+        if pixels:
+            given = np.stack(list(pixels.values()))
+            found_RC[list(pixels)] = model.predict(given).probabilities
         progress.advance(len(chunk))
     return found_RC

@@ -57,7 +57,7 @@ class LabelsFile:
                 sync_folder(self.path.parent)
         except OSError as error:
             reason = error.strerror or error
-            raise UserError(f"cannot write {printable(str(self.path))}: {reason}") from None
+            raise UserError(f"cannot write {printable(self.path)}: {reason}") from None
 
 
 def _write_all(file: FileIO, data: bytes, before: int) -> None:
@@ -76,7 +76,7 @@ def _write_all(file: FileIO, data: bytes, before: int) -> None:
 def opened(run: RunFolder, classes: Sequence[str]) -> Iterator[LabelsFile]:
     """Open RUN/review.csv for writing; refuse if another process does."""
     refusal = (
-        f"another process is reviewing the run {printable(str(run.path))}; end it first, such as "
+        f"another process is reviewing the run {printable(run.path)}; end it first, such as "
         "an open page with Ctrl-C"
     )
     with held_alone(run.path / "review.lock", refusal):

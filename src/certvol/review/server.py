@@ -8,13 +8,15 @@ the queue; no text of a request is ever used as a path.
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -26,7 +28,7 @@ from certvol.review.session import BadAnswer, Session
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 FIRST_PORT, PORTS = 8765, 20  # where a free port is looked for
-MOST_BODY, MOST_DIGITS = 4096, 9
+MOST_BODY = 4096
 CTRL_C = 130  # exit code
 ASSETS = {
     "review.html": "text/html",
@@ -47,7 +49,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(session: Session, token: str) -> ASGIApp:
@@ -56,7 +57,7 @@ def make_app(session: Session, token: str) -> ASGIApp:
     async def asset(request: Request) -> Response:
         name = request.path_params.get("name", "review.html")
         if name not in ASSETS:
-            return _refusal(404, "not found")
+            raise HTTPException(404, "not found")
         text = (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
         return Response(text, media_type=ASSETS[name])
 
@@ -64,38 +65,23 @@ def make_app(session: Session, token: str) -> ASGIApp:
         return JSONResponse(session.page_data())
 
     async def picture(request: Request) -> Response:
-        number = request.path_params["number"]
-        if not (number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS):
-            return _refusal(404, "there is no such image")
         try:
-            found = await run_in_threadpool(session.picture, int(number))
-        except BadAnswer:
-            return _refusal(404, "there is no such image")
+            found = await run_in_threadpool(session.picture, int(request.path_params["number"]))
+        except ValueError:  # not a number, of too many digits, or not in the queue
+            raise HTTPException(404, "there is no such image") from None
         if found is None:
-            return _refusal(410, "this image cannot be read")
+            raise HTTPException(410, "this image cannot be read")
         keep = {"Cache-Control": "private, max-age=3600"}
         return Response(found, media_type="image/webp", headers=keep)
 
     async def answer(request: Request) -> Response:
         body = await _json_body(request)
-        if isinstance(body, Response):
-            return body
-        try:
-            session.give(body.get("item"), body.get("answer"), body.get("label"))
-        except BadAnswer as error:
-            return _refusal(400, str(error))
-        except UserError as error:
-            return _refusal(507, str(error))
+        session.give(body.get("item"), body.get("answer"), body.get("label"))
         return JSONResponse({"estimates": session.estimates().data()})
 
     async def undo(request: Request) -> Response:
-        body = await _json_body(request)
-        if isinstance(body, Response):
-            return body
-        try:
-            number = session.undo()
-        except UserError as error:
-            return _refusal(507, str(error))
+        await _json_body(request)
+        number = session.undo()
         return JSONResponse({"item": number, "estimates": session.estimates().data()})
 
     own = f"/{token}"
@@ -107,7 +93,13 @@ def make_app(session: Session, token: str) -> ASGIApp:
         Route(f"{own}/answer", answer, methods=["POST"]),
         Route(f"{own}/undo", undo, methods=["POST"]),
     ]
-    return _Guard(Starlette(routes=routes), token)
+    # A UserError says that the answer cannot be written, such as on a full disk.
+    refusals: dict[Any, Any] = {BadAnswer: _refusal_with(400), UserError: _refusal_with(507)}
+    return _Guard(Starlette(routes=routes, exception_handlers=refusals), token)
+
+
+def _refusal_with(status: int) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: PlainTextResponse(str(error), status)
 
 
 class _Guard:
@@ -117,63 +109,55 @@ class _Guard:
         self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
             return
 
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                message["headers"] += [
-                    (name.lower().encode(), value.encode())
-                    for name, value in HEADERS.items()
-                    if name.lower().encode() not in given
-                ]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        refused = self._refused(scope)
-        await (refused or self.app)(scope, receive, guarded)
+        refusal = self._refusal(scope)
+        answer = self.app if refusal is None else PlainTextResponse(refusal, 403)
+        await answer(scope, receive, guarded)
 
-    def _refused(self, scope: Scope) -> Response | None:
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
-        host, *others = headers.get(b"host", [b""])
-        if others or host.rpartition(b":")[0].decode("latin-1") not in NAMES:
-            return _refusal(403, "this page answers to 127.0.0.1 and localhost only")
-        origins = headers.get(b"origin", [b"http://" + host] if scope["method"] == "GET" else [])
-        if origins != [b"http://" + host]:
-            return _refusal(403, "requests from other pages are refused")
-        if headers.get(b"sec-fetch-site", [b"none"])[0] not in (b"none", b"same-origin"):
-            return _refusal(403, "requests from other pages are refused")
+    def _refusal(self, scope: Scope) -> str | None:
+        """Return why a request is refused, or None."""
+        headers = Headers(scope=scope)
+        host, *others = headers.getlist("host") or [""]
+        if others or host.rpartition(":")[0] not in NAMES:
+            return "this page answers to 127.0.0.1 and localhost only"
+        own = f"http://{host}"
+        if (headers.getlist("origin") or ([own] if scope["method"] == "GET" else [])) != [own]:
+            return "requests from other pages are refused"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return "requests from other pages are refused"
         first = scope["path"].lstrip("/").partition("/")[0]
         if not secrets.compare_digest(
             first.encode("utf-8", "surrogateescape"), self.token.encode()
         ):
-            return _refusal(403, "open the address that `certvol review` printed")
+            return "open the address that `certvol review` printed"
         return None
 
 
-def _refusal(status: int, reason: str) -> Response:
-    return PlainTextResponse(reason, status)
-
-
-async def _json_body(request: Request) -> dict[str, Any] | Response:
+async def _json_body(request: Request) -> dict[str, Any]:
     """Read a small JSON object; a larger body is refused before it is in memory."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        return _refusal(415, "expected JSON")
+        raise HTTPException(415, "expected JSON")
     body = b""
     try:
         async for part in request.stream():
             body += part
             if len(body) > MOST_BODY:
-                return _refusal(413, "too large")
+                raise HTTPException(413, "too large")
         found = json.loads(body)
     except (ValueError, RecursionError, ClientDisconnect):
-        return _refusal(400, "not JSON")
-    return found if isinstance(found, dict) else _refusal(400, "expected an object")
+        raise HTTPException(400, "not JSON") from None
+    if not isinstance(found, dict):
+        raise HTTPException(400, "expected an object")
+    return found
 
 
 def listen(port: int | None) -> socket.socket:

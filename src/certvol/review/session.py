@@ -51,7 +51,7 @@ class Session:
         first = [[int(label)] for label in self.target.predicted_N]
         return {
             "run": self.target.record.name,
-            "path": printable(str(self.target.run.path)),
+            "path": printable(self.target.run.path),
             "classes": [printable(name) for name in self.target.classes],
             "images": len(self.target.paths),
             "items": [
@@ -136,8 +136,5 @@ def _encoded(file: str, max_megapixels: float) -> bytes | None:
     small = max(image.size) <= 64
     image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
     data = io.BytesIO()
-    if small:
-        image.save(data, "WEBP", lossless=True)
-    else:
-        image.save(data, "WEBP", quality=QUALITY, method=2)
+    image.save(data, "WEBP", lossless=small, quality=QUALITY, method=2)
     return data.getvalue()

@@ -15,7 +15,7 @@ from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.predict.random_sample import GIVEN, TRAINED, RandomSample, random_sample
 from certvol.predict.target_table import check_same_rows, target_values
-from certvol.report.records import Features, Record, read_record
+from certvol.report.records import Record, read_record
 from certvol.review.sampling import Item, useful_order
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
@@ -55,10 +55,6 @@ class ReviewTarget:
         seed = self.record.settings.get("training.seed")
         return seed if isinstance(seed, int) else 0
 
-    @property
-    def features(self) -> Features | None:
-        return self.record.features
-
     @cached_property
     def trained(self) -> set[str]:
         """The images that the run was given labels of to train on."""
@@ -85,7 +81,7 @@ class ReviewTarget:
         measures = self.record.images.measures
         uncertainty_N = measures.get("entropy", -measures["probability"])
         chosen = useful_order(
-            labels, uncertainty_N, self.predicted_N, self.features, drawn + known, self.seed
+            labels, uncertainty_N, self.predicted_N, self.record.features, drawn + known, self.seed
         )
         return [Item(row, "random") for row in drawn] + [
             Item(row, "chosen") for row in chosen.tolist()
@@ -101,9 +97,9 @@ def open_target(run: str | Path) -> ReviewTarget:
         raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
     row_of_path(record.images.paths)  # labels need a path of its own for each image
     measure = record.certainty
-    table = target_values(folder.path, measure, "a review")
-    check_same_rows(folder.predictions, table.paths, record.images.paths)
-    return ReviewTarget(folder, record, measure, certainty(measure, table.values_N))
+    paths, values_N = target_values(folder.path, measure, "a review")
+    check_same_rows(folder.predictions, paths, record.images.paths)
+    return ReviewTarget(folder, record, measure, certainty(measure, values_N))
 
 
 def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | None]:

@@ -9,7 +9,8 @@ checksum that covers the facts too. If a checkpoint is damaged, the one before i
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from certvol.data.folders import printable
 from certvol.errors import RunFailed, UserError
 from certvol.files import write_atomically
 from certvol.methods._base import AdaptationMethod
@@ -90,6 +92,18 @@ def check_format(found: Any) -> None:
         f"was written by an older certvol, or by another program (format {name}; this certvol "
         f"reads {FORMAT}): make it again"
     )
+
+
+@contextmanager
+def explained(file: Path) -> Iterator[None]:
+    """Raise UserError about this file instead of what reading a damaged or foreign one raises."""
+    shown = printable(file)
+    try:
+        yield
+    except OtherFormat as error:
+        raise UserError(f"{shown} {error}") from None
+    except DAMAGE as error:
+        raise UserError(f"{shown} is damaged or not certvol's: {error}") from None
 
 
 def write_tensors(

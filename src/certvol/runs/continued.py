@@ -7,7 +7,7 @@ from typing import Any
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.progress import Reporter
-from certvol.runs.checkpoint import DAMAGE, read_about
+from certvol.runs.checkpoint import explained, read_about
 from certvol.runs.folder import RunFolder
 from certvol.settings import ModelConfig, absolute_path, read_settings_file
 
@@ -21,7 +21,7 @@ def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     `given` overrides them, except for those on which the weights or the held-out images depend.
     """
     run = RunFolder(path)
-    shown = printable(str(run.path))
+    shown = printable(run.path)
     run.check_run()
     run.check_complete()
     settings = read_settings_file(run.config)
@@ -51,7 +51,7 @@ def start_weights(run: RunFolder, model: ModelConfig, classes: list[str]) -> Pat
     place = run.pretrained if run.pretrained.exists() else RunFolder(model.start).model
     if not place.exists():
         raise UserError(
-            f"{printable(str(place))} is missing, which `model.start` continues from; give the "
+            f"{printable(place)} is missing, which `model.start` continues from; give the "
             "folder of a complete run"
         )
     about = _about(place)
@@ -75,9 +75,6 @@ def check_source(start: str, fingerprint: str, reporter: Reporter) -> None:
 
 
 def _about(weights: Path) -> dict[str, Any]:
-    try:
+    with explained(weights):
         found = read_about(weights)
         return {"classes": found["classes"], "norm": found["norm"]}
-    except DAMAGE as error:
-        shown = printable(str(weights))
-        raise UserError(f"weights file {shown} is damaged or not certvol's: {error}") from None

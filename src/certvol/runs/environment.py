@@ -1,7 +1,15 @@
-"""Describe what a run was made with: versions, device, commit and command."""
+"""What RUN/environment.json says: versions, device, commit, command, and whether it was made here.
 
+A run from a stranger may name any folder as its target. So a run notes a code of its target's path,
+made with a key that never leaves the user's home folder.
+"""
+
+import hashlib
+import hmac
 import json
+import os
 import platform
+import secrets
 import subprocess
 import sys
 from importlib import metadata
@@ -11,9 +19,11 @@ from typing import Any
 import torch
 
 from certvol.device import cpu_has_bf16
+from certvol.files import write_atomically
 from certvol.runs.folder import RunFolder
 
 PACKAGES = "certvol torch torchvision timm numpy Pillow safetensors scikit-learn".split()
+KEY_BYTES = 32
 
 
 def _version(package: str) -> str | None:
@@ -67,3 +77,32 @@ def target_fingerprint(run: RunFolder) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) else None
+
+
+def origin_of(place: str | os.PathLike[str]) -> str | None:
+    """Return the code of a path; None if the key can neither be read nor made."""
+    try:
+        key = _key()
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home folder
+        return None
+    return hmac.new(key, os.fsencode(place), hashlib.sha256).hexdigest()
+
+
+def made_here(place: str | os.PathLike[str], code: object) -> bool:
+    """Return whether this user made a run that noted `code` for the path of its target."""
+    expected = origin_of(place)
+    return expected is not None and isinstance(code, str) and code == expected
+
+
+def _key() -> bytes:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    file = folder / "certvol" / "origin.key"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, secrets.token_bytes(KEY_BYTES))
+        file.chmod(0o600)
+    key = file.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise OSError(f"{file} is damaged")
+    return key

@@ -1,12 +1,19 @@
-"""The answers that a run is given: which train, which judge, and RUN/labels.csv, which keeps them.
+"""The answers that a run is given: which train, which judge, and the files that keep them.
 
-Answers of the kind `chosen` train. Those of the kind `random` stay out of training, so that they
-can judge the run's model as they judged the one before.
+RUN/labels.csv holds the answers. Those of the kind `chosen` train, and RUN/trained.csv lists their
+images. Those of the kind `random` stay out of training, so that they can judge the run's model as
+they judged the one before.
+
+RUN/drawn.csv holds how the random images were drawn. A row per image, in the order of the draw:
+`path`, and the `stratum` that it was drawn from in the earlier run, with the number of `images` in
+it. The last two are empty for an image that does not represent the whole target: it was drawn after
+other images had trained a model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +34,21 @@ from certvol.runs.review_labels import (
     review_cells,
     row_of_path,
 )
-from certvol.runs.tables import csv_text, read_column, write_text
+from certvol.runs.tables import csv_text, damaged, read_column, write_text
 from certvol.settings import Config
 
 Hashes = NDArray[np.uint8]
-TRAINED_COLUMNS = ("path", "image")
+TRAINED_COLUMNS, DRAWN_COLUMNS = ("path", "image"), ("path", "stratum", "images")
+
+
+class Stratum(NamedTuple):
+    """A part of an earlier run's target from which random images were drawn."""
+
+    number: int
+    images: int
+
+
+Drawn = dict[str, Stratum | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +140,7 @@ def check_same_target(labels: str, fingerprint: str) -> None:
     if run.holds_a_run and target_fingerprint(run) not in (None, fingerprint):
         raise UserError(
             f"the labels in {printable(labels)} are about other images: the target of "
-            f"{printable(str(run.path))} is another one, or some of its images changed. Give the "
+            f"{printable(run.path)} is another one, or some of its images changed. Give the "
             "labels of this target, or add --accept-changes to match them by path"
         )
 
@@ -143,7 +160,7 @@ def read_given(
     if data.target_labels is None:
         return None
     place = run.labels if run.labels.exists() else Path(data.target_labels)
-    shown = printable(str(place))
+    shown = printable(place)
     owner = RunFolder(place.parent)
     reviews = read_review(place, classes, owner.holds_a_run and place.name == owner.review.name)
     image_of = row_of_path(paths)
@@ -188,3 +205,53 @@ def _nothing_trains(reviews: Sequence[Review], shown: str) -> str:
         "Label chosen images too, or train on all with `--data.label_kinds all`, or only calibrate "
         "with `--training.cycles 0`"
     )
+
+
+def reviewed_run(config: Config) -> RunFolder | None:
+    """Return the run whose images a person labelled: the one of the labels, or of the start."""
+    labels, start = config.data.target_labels, config.model.start
+    for place in (Path(labels).parent if labels else None, Path(start) if start else None):
+        if place is not None and RunFolder(place).holds_a_run and RunFolder(place).finished:
+            return RunFolder(place)
+    return None
+
+
+def given_random(run: RunFolder) -> list[Review]:
+    """Return the answers about random images that the run was given and did not train on."""
+    if not run.labels.exists():
+        return []
+    trained = trained_on(run)
+    found = [each for each in read_review(run.labels) if each.kind == "random"]
+    return [each for each in found if each.path not in trained]
+
+
+def keep_drawn(run: RunFolder, drawn: Mapping[str, Stratum | None]) -> None:
+    if not run.writes or run.drawn.exists() or not drawn:
+        return
+    rows = [
+        (path, *(("", "") if stratum is None else map(str, stratum)))
+        for path, stratum in drawn.items()
+    ]
+    write_text(run.drawn, csv_text(DRAWN_COLUMNS, rows))
+
+
+def read_drawn(run: RunFolder, images: int) -> Drawn:
+    """Return the draw of each given random image, in order; of a run without the file, one stratum.
+
+    `images` is the size of the target.
+    """
+    given = given_random(run)
+    if all(each.answer == "unsure" for each in given):
+        return {}
+    if not run.drawn.exists():
+        return {each.path: Stratum(0, images) for each in given}
+    columns = [read_column(run.drawn, name) for name in DRAWN_COLUMNS]
+    try:
+        found: Drawn = {
+            clean_path(path): Stratum(int(number), int(size)) if number else None
+            for path, number, size in zip(*columns, strict=True)
+        }
+    except ValueError as error:
+        raise damaged(run.drawn, error) from None
+    paths = {each.path for each in given}
+    return {path: stratum for path, stratum in found.items() if path in paths}

@@ -27,7 +27,7 @@ def check_output(
     `replaces_features`, existing files of features. Any other existing file is replaced; pipes and
     character devices are written into.
     """
-    shown = f"{option} {printable(os.fspath(path))}"
+    shown = f"{option} {printable(path)}"
     place = Path(path)
     try:
         if place.is_dir() or os.fspath(path).endswith(os.sep):
@@ -35,9 +35,7 @@ def check_output(
         own = place.resolve()
         run = next((folder for folder in own.parents if RunFolder(folder).owns(own)), None)
         if run is not None:  # also a file that the run does not have yet, such as review.csv
-            raise UserError(
-                f"{shown} is a file of the run {printable(str(run))}; give another file"
-            )
+            raise UserError(f"{shown} is a file of the run {printable(run)}; give another file")
         if not place.exists():
             _check_folder(own.parent)
             return
@@ -60,7 +58,7 @@ def check_output(
 
 def check_outside(folder: Place, images: Iterable[Place | None], option: str = "--out") -> None:
     """Refuse a folder inside a folder of images, where its files would be taken for images."""
-    shown = f"{option} {printable(os.fspath(folder))}"
+    shown = f"{option} {printable(folder)}"
     try:
         place = Path(folder).resolve()
         above = [each for each in images if each is not None and Path(each).is_dir()]
@@ -69,7 +67,7 @@ def check_outside(folder: Place, images: Iterable[Place | None], option: str = "
         raise UserError(f"cannot use {shown}: {reason_of(error)}") from None
     if above:
         raise UserError(
-            f"{shown} lies inside {printable(os.fspath(above[0]))}, and its files would be "
+            f"{shown} lies inside {printable(above[0])}, and its files would be "
             "read as images; give another folder"
         )
 
@@ -97,5 +95,5 @@ def write_output(path: Place, content: str | bytes) -> None:
         with output_file(Path(path)) as file:
             file.write(data)
     except OSError as error:
-        place = printable(os.fspath(path))
+        place = printable(path)
         raise UserError(f"cannot write {place}: {reason_of(error)}") from None

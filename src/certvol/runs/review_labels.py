@@ -56,12 +56,12 @@ def read_review(
     its end does not count: a killed process may have left it in RUN/review.csv.
     """
     text = read_answers_text(path)
-    return parse_review(text, printable(str(path)), classes, may_be_torn=may_be_torn)
+    return parse_review(text, printable(path), classes, may_be_torn=may_be_torn)
 
 
 def read_answers_text(path: str | Path) -> str:
     """Read a file that a person or another tool may have written."""
-    shown = printable(str(path))
+    shown = printable(path)
     try:
         check_regular(Path(path))
         with Path(path).open("rb") as file:
@@ -93,7 +93,7 @@ def parse_review(
     """
     names = None if classes is None else {label_cell(name): name for name in classes}
     try:
-        header, *rows = filter(None, csv.reader(io.StringIO(text, newline=""))) or [[]]
+        header, *rows = filter(None, csv.reader(io.StringIO(text, newline="")))
     except (csv.Error, ValueError) as error:
         found = "it is empty" if isinstance(error, ValueError) else str(error)
         raise UserError(f"{shown} is not a table of reviewed images: {found}") from None
@@ -164,14 +164,17 @@ def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> 
     if answer != "class":
         return Review(path, None, KINDS[kind], ANSWERS[answer])
     if names is not None:
-        label = _class_name(label, where, names)
+        label = class_of_cell(label, where, names)
     if not label:
         raise UserError(f"{where} has no label; give a class, or the answer none or unsure")
     return Review(path, label, KINDS[kind])
 
 
-def _class_name(label: str, where: str, names: dict[str, str]) -> str:
-    """Return the class that a cell names, with or without the mark before a formula sign."""
+def class_of_cell(label: str, where: str, names: dict[str, str]) -> str:
+    """Return the class that a cell names, with or without the mark before a formula sign.
+
+    `names` holds the classes by their cells.
+    """
     found = names.get(label, names.get(label_cell(label)))
     if found is None:
         hint = nearest(label, list(names.values()))

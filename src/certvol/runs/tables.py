@@ -42,7 +42,7 @@ def read_column(table: Path, name: str) -> list[str]:
 
 
 def damaged(table: Path, reason: object) -> UserError:
-    return UserError(f"the table {printable(str(table))} is damaged: {reason}")
+    return UserError(f"the table {printable(table)} is damaged: {reason}")
 
 
 def write_text(path: Path, text: str) -> None:
