@@ -118,15 +118,13 @@ def _view(
     pixels: Tensor, view: int, start: int, info: BackboneInfo, augment: AugmentConfig
 ) -> Tensor:
     if view == 0:
-        images = centre_view(pixels, info)
-    else:
-        generator = torch_generator("cpu", 0, "extract.views", start, view)
-        parameters = draw_parameters(len(pixels), augment, generator)
-        images = train_view(pixels, parameters, info)
-    return images.contiguous(memory_format=torch.channels_last)
+        return centre_view(pixels, info)
+    generator = torch_generator("cpu", 0, "extract.views", start, view)
+    return train_view(pixels, draw_parameters(len(pixels), augment, generator), info)
 
 
 def _forward(backbone: nn.Module, images_NCHW: Tensor, bf16: bool) -> NDArray[np.float32]:
+    images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last)
     with torch.inference_mode(), mixed_precision(images_NCHW.device, bf16):
         features: NDArray[np.float32] = backbone(images_NCHW).float().cpu().numpy()
     return features
@@ -136,10 +134,7 @@ def shifted_features(
     backbone: nn.Module, pixels: Tensor, info: BackboneInfo, bf16: bool = False
 ) -> NDArray[np.float32]:
     """Return the mean features of the shifted views of uint8 images, N x D."""
-    views = (
-        view.contiguous(memory_format=torch.channels_last) for view in shifted_views(pixels, info)
-    )
-    found = [_forward(backbone, view, bf16) for view in views]
+    found = [_forward(backbone, view, bf16) for view in shifted_views(pixels, info)]
     return np.asarray(np.mean(found, axis=0, dtype=np.float32))
 
 

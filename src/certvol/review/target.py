@@ -15,7 +15,7 @@ from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.predict.random_sample import GIVEN, TRAINED, RandomSample, random_sample
 from certvol.predict.target_table import check_same_rows, target_values
-from certvol.report.records import Record, read_record
+from certvol.report.records import Images, Record, read_record
 from certvol.review.sampling import Item, useful_order
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
@@ -28,6 +28,8 @@ class ReviewTarget:
 
     run: RunFolder
     record: Record
+    images: Images
+    """The record's images, which are known to be there."""
     measure: str
     """The certainty that orders the images."""
     certainty_N: NDArray[np.float32]
@@ -38,13 +40,11 @@ class ReviewTarget:
 
     @cached_property
     def paths(self) -> list[str]:
-        assert self.record.images is not None
-        return [clean_path(path) for path in self.record.images.paths]
+        return [clean_path(path) for path in self.images.paths]
 
     @property
     def predicted_N(self) -> NDArray[np.int64]:
-        assert self.record.images is not None
-        return self.record.images.predicted_N
+        return self.images.predicted_N
 
     @cached_property
     def row_of(self) -> dict[str, int]:
@@ -77,15 +77,13 @@ class ReviewTarget:
         """
         drawn = self.sample.queue[:labels].tolist()
         known = np.flatnonzero(np.isin(self.stratum_N, (TRAINED, GIVEN))).tolist()
-        assert self.record.images is not None
-        measures = self.record.images.measures
+        measures = self.images.measures
         uncertainty_N = measures.get("entropy", -measures["probability"])
         chosen = useful_order(
             labels, uncertainty_N, self.predicted_N, self.record.features, drawn + known, self.seed
         )
-        return [Item(row, "random") for row in drawn] + [
-            Item(row, "chosen") for row in chosen.tolist()
-        ]
+        items = [Item(row, "random") for row in drawn]
+        return items + [Item(row, "chosen") for row in chosen.tolist()]
 
 
 def open_target(run: str | Path) -> ReviewTarget:
@@ -93,13 +91,13 @@ def open_target(run: str | Path) -> ReviewTarget:
     record = read_record(run)
     folder = RunFolder(record.path)
     folder.check_complete()
-    if record.images is None:
+    if (images := record.images) is None:
         raise UserError(f"{printable(folder.predictions)} is missing or damaged; review needs it")
-    row_of_path(record.images.paths)  # labels need a path of its own for each image
+    row_of_path(images.paths)  # labels need a path of its own for each image
     measure = record.certainty
     paths, values_N = target_values(folder.path, measure, "a review")
-    check_same_rows(folder.predictions, paths, record.images.paths)
-    return ReviewTarget(folder, record, measure, certainty(measure, values_N))
+    check_same_rows(folder.predictions, paths, images.paths)
+    return ReviewTarget(folder, record, images, measure, certainty(measure, values_N))
 
 
 def find_images(target: ReviewTarget, images: str | Path | None) -> list[str | None]:

@@ -216,15 +216,6 @@ def reviewed_run(config: Config) -> RunFolder | None:
     return None
 
 
-def given_random(run: RunFolder) -> list[Review]:
-    """Return the answers about random images that the run was given and did not train on."""
-    if not run.labels.exists():
-        return []
-    trained = trained_on(run)
-    found = [each for each in read_review(run.labels) if each.kind == "random"]
-    return [each for each in found if each.path not in trained]
-
-
 def keep_drawn(run: RunFolder, drawn: Mapping[str, Stratum | None]) -> None:
     if not run.writes or run.drawn.exists() or not drawn:
         return
@@ -240,7 +231,9 @@ def read_drawn(run: RunFolder, images: int) -> Drawn:
 
     `images` is the size of the target.
     """
-    given = given_random(run)
+    reviews = read_review(run.labels) if run.labels.exists() else []
+    trained = trained_on(run)
+    given = [each for each in reviews if each.kind == "random" and each.path not in trained]
     if all(each.answer == "unsure" for each in given):
         return {}
     if not run.drawn.exists():
