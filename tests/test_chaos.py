@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +30,17 @@ from chaos import (
     summary,
     undisturbed,
 )
-from chaos_runs import SETTINGS, SIGNALLED, Process, Setup, Subject, write_images
+from chaos_runs import (
+    SETTINGS,
+    SIGNALLED,
+    Process,
+    Setup,
+    Subject,
+    start_interpreter,
+    write_images,
+)
 from support.commands import last_sentence
+from support.processes import Forked, Surroundings
 
 # One for each kind of state that a method can have; `make chaos` kills runs of all.
 METHODS = ["cvp", "basic", "can", "self_ensembling", "rsda_mstn", "gtda"]
@@ -82,6 +93,20 @@ def test_the_summary_has_a_row_per_method_and_counts_differences() -> None:
     assert "| `cvp` | 0 | 1 | 0 | 0 | 1 | 0 | 2 |" in text
     assert "| all | 0 | 1 | 0 | 0 | 2 | 0 | 3 |" in text
     assert "- can 1 differs: other bytes" in text
+
+
+def _fork(words: list[str], environment: dict[str, str], stderr: str) -> Any:
+    if words[0] != sys.executable:
+        return start_interpreter(words, environment, stderr)
+    return Forked(words[1:], Surroundings(environment, stderr=stderr))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_processes() -> Iterator[None]:
+    """Kill forks: what happens before and while torch is imported is left to `make chaos`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("chaos_runs.START", _fork)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Two processes on the CPU, started with torchrun as a user does."""
+"""Two processes on the CPU, which torchrun starts as it does for a user, or forks in its place."""
 
 import json
 import os
@@ -6,15 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from certvol.cli._main import run
 from certvol.distributed import Team
+from chaos_runs import SIGNALLED
+from support.commands import words_of
 from support.images import tiny
+from support.processes import Forked, Surroundings
 
 # A batch split over processes is the same batch if nothing is random per process and there are no
 # batch statistics.
@@ -27,34 +33,52 @@ SAME = tiny(
 )
 
 
-def start(processes: int, *words: str) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def started_by_torchrun(*words: object) -> "subprocess.Popen[str]":
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
-        [*command, "-m", "certvol", "adapt", *words],
+        [sys.executable, *torchrun, "-m", "certvol", "adapt", *map(str, words)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def arguments(folders: tuple[Path, Path], out: Path, settings: dict[str, object]) -> list[str]:
-    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    return ["--source", str(folders[0]), "--target", str(folders[1]), "--out", str(out), *words]
+def ended(process: "subprocess.Popen[str]") -> str:
+    """Return what a failed team printed."""
+    error = process.communicate(timeout=600)[1]
+    assert process.returncode != 0, error
+    return error
 
 
-def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
-    out, error = process.communicate(timeout=600)
-    assert process.returncode == code or (code != 0 and process.returncode != 0), error
-    return out, error
+def team(place: Path, words: Sequence[object], code: int = 0, program: str = "") -> tuple[str, str]:
+    """Run two forks with the environment that torchrun gives; return what they printed."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    out, error = str(place / "stdout"), str(place / "stderr")
+    how = ["-c", program] if program else ["-m", "certvol"]
+    processes = [
+        Forked(
+            [*how, "adapt", *map(str, words)],
+            Surroundings({**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}, out, error),
+        )
+        for rank in "01"
+    ]
+    codes = [process.wait(600) for process in processes]
+    said = Path(out).read_text(), Path(error).read_text()
+    for printed in (out, error):
+        Path(printed).unlink()
+    assert codes == [code, code], said
+    return said
+
+
+def arguments(folders: tuple[Path, Path], out: Path, settings: dict[str, object]) -> list[object]:
+    return ["--source", folders[0], "--target", folders[1], "--out", out, *words_of(settings)]
+
+
+def adapt_alone(words: Sequence[object]) -> None:
+    assert run(["adapt", *map(str, words)]) == 0
 
 
 def wait_for_a_checkpoint(run: Path, other_than: str = "") -> str:
@@ -108,9 +132,9 @@ def test_two_processes_give_the_weights_of_one(
         }
     if method != "cvp":
         settings.pop("method.num_samples")
-    for processes in (1, 2):
-        out, _ = finish(start(processes, *arguments(folders, tmp_path / str(processes), settings)))
-        assert out.count("predictions for every target image") == 1
+    adapt_alone(arguments(folders, tmp_path / "1", settings))
+    out, _ = team(tmp_path, arguments(folders, tmp_path / "2", settings))
+    assert out.count("predictions for every target image") == 1
     for name in ("pretrained.safetensors", "model.safetensors"):
         one, two = load_file(tmp_path / "1" / name), load_file(tmp_path / "2" / name)
         for key in one:
@@ -149,13 +173,14 @@ def test_two_processes_give_the_same_labels_of_the_whole_target(
     # The second training labels the target again, by weights that have hardly moved.
     first_cycle = {**settings, "training.cycles": 1, "training.adapt_learning_rate": 1e-9}
     for processes in (1, 2):
-        run = tmp_path / str(processes)
-        finish(start(processes, *arguments(folders, run, first_cycle)))
-        newest = json.loads((run / "checkpoint" / "latest.json").read_text())[0]
-        labels.append(load_file(run / "checkpoint" / newest["file"])["labelled"])
+        out = tmp_path / str(processes)
+        words = arguments(folders, out, first_cycle)
+        _ = adapt_alone(words) if processes == 1 else team(tmp_path, words)
+        newest = json.loads((out / "checkpoint" / "latest.json").read_text())[0]
+        labels.append(load_file(out / "checkpoint" / newest["file"])["labelled"])
     assert torch.equal(labels[0], labels[1])
     assert (labels[0] >= 0).sum() > 20
-    finish(start(2, *arguments(folders, tmp_path / "whole", settings)))
+    team(tmp_path, arguments(folders, tmp_path / "whole", settings))
     assert (tmp_path / "whole" / "model.safetensors").exists()
 
 
@@ -177,22 +202,13 @@ def test_with_synchronised_norm_two_processes_have_the_statistics_of_one(
             tmp_path / f"{processes}{synchronised}",
             {**settings, "model.sync_norm": synchronised},
         )
-        finish(start(processes, *words))
+        _ = adapt_alone(words) if processes == 1 else team(tmp_path, words)
     alone, together, apart = (
         load_file(tmp_path / name / "model.safetensors") for name in ("1False", "2True", "2False")
     )
     for key in alone:
         assert torch.allclose(alone[key], together[key], atol=1e-4), key
     assert any((alone[key] - apart[key]).abs().max() > 1e-3 for key in alone)
-
-
-def wait_for_adaptation(run: Path) -> None:
-    history, deadline = run / "history.jsonl", time.monotonic() + 600
-    while time.monotonic() < deadline:
-        if history.exists() and '"adapt"' in history.read_text():
-            return
-        time.sleep(0.02)
-    raise AssertionError("no step of adaptation")
 
 
 @pytest.mark.slow
@@ -204,57 +220,45 @@ def test_a_stopped_team_ends_with_the_same_bytes_whenever_it_saves(
     settings = tiny(
         method__name=method,
         model__norm="per_domain",
-        training__cycle_steps=150,
         training__cycles=2,
         training__log_every=1,
         training__checkpoint_seconds=0,
     )
-    process = start(2, *arguments(folders, tmp_path / "parts", settings))
-    wait_for_adaptation(tmp_path / "parts")
-    process.send_signal(signal.SIGTERM)
-    finish(process, code=143)
-    assert not (tmp_path / "parts" / "model.safetensors").exists()
-    _, error = finish(start(2, "--resume", str(tmp_path / "parts")))
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    stopping = SIGNALLED.format(method="save", calls=16, number=signal.SIGTERM.value)
+    team(tmp_path, arguments(folders, parts, settings), 143, stopping)
+    assert not (parts / "model.safetensors").exists()
+    _, error = team(tmp_path, ["--resume", parts])
     assert "resuming from adapt" in error
-    finish(
-        start(
-            2,
-            *arguments(
-                folders, tmp_path / "whole", {**settings, "training.checkpoint_seconds": 1000}
-            ),
-        )
-    )
+    rarely = {**settings, "training.checkpoint_seconds": 1000}
+    team(tmp_path, arguments(folders, whole, rarely))
     for name in ("model.safetensors", "predictions.csv"):
-        assert (tmp_path / "parts" / name).read_bytes() == (
-            tmp_path / "whole" / name
-        ).read_bytes(), name
+        assert (parts / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 @pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_can_be_resumed(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    out = tmp_path / "run"
     settings = tiny(training__pretrain_steps=4000, training__checkpoint_seconds=0)
-    process = start(2, *arguments(folders, tmp_path / "run", settings))
-    wait_for_a_checkpoint(tmp_path / "run")
+    process = started_by_torchrun(*arguments(folders, out, settings))
+    wait_for_a_checkpoint(out)
     children = subprocess.run(
         ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
     ).stdout.split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    _, error = finish(process, code=1)
+    error = ended(process)
     assert "Signal 9" in error or "SIGKILL" in error
-    left = (tmp_path / "run" / "checkpoint" / "latest.json").read_text()
-    second = start(2, "--resume", str(tmp_path / "run"))
-    wait_for_a_checkpoint(tmp_path / "run", other_than=left)
+    left = (out / "checkpoint" / "latest.json").read_text()
+    second = started_by_torchrun("--resume", out)
+    wait_for_a_checkpoint(out, other_than=left)
     second.send_signal(signal.SIGTERM)
-    _, error = finish(second, code=143)
-    assert "resuming from pretrain" in error
+    assert "resuming from pretrain" in ended(second)
 
 
 @pytest.mark.slow
 def test_a_mistake_ends_all_with_its_reason(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    _, error = finish(
-        start(2, *arguments(folders, tmp_path / "run", {**SAME, "training.cyles": 3})), code=1
-    )
-    assert "did you mean `training.cycles`?" in error
+    words = arguments(folders, tmp_path / "run", {**SAME, "training.cyles": 3})
+    assert "did you mean `training.cycles`?" in ended(started_by_torchrun(*words))
     assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 TRIAL_CYCLES = 2
@@ -206,17 +207,26 @@ class Subject:
         shutil.rmtree(self.cache, ignore_errors=True)
 
 
+def start_interpreter(
+    words: list[str], environment: dict[str, str], stderr: str
+) -> "subprocess.Popen[bytes]":
+    with open(stderr, "ab") as said:  # noqa: PTH123
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said, env=environment)
+
+
+START: Callable[[list[str], dict[str, str], str], Any] = start_interpreter
+"""How processes are started; tests replace it by something quicker."""
+
+
 class Process:
     """`certvol` on one thread; its stderr goes to a file, because a full pipe would block it."""
 
     def __init__(self, words: list[str], cache: Path) -> None:
         self.words = words
-        self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (lives as long as the process)
+        self._said = tempfile.NamedTemporaryFile("w+b")  # noqa: SIM115 (as long as the process)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CERTVOL_CACHE": str(cache)}
         self.started, self.started_at = time.monotonic(), time.time()
-        self.popen = subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=self._said, env=environment
-        )
+        self.popen = START(words, environment, self._said.name)
 
     @property
     def errors(self) -> str:
@@ -228,13 +238,16 @@ class Process:
         return " source images in " in self.errors
 
     def wait(self) -> int:
-        return self.popen.wait(timeout=PATIENCE)
+        return int(self.popen.wait(timeout=PATIENCE))
 
     def is_suspended(self) -> bool:
         """Wait until the process is suspended or ends; return which."""
-        how = os.WSTOPPED | os.WEXITED | os.WNOWAIT
-        found = os.waitid(os.P_PID, self.popen.pid, how)
-        return found is not None and found.si_code == os.CLD_STOPPED
+        while self.popen.poll() is None:
+            command = ["ps", "-o", "stat=", "-p", str(self.popen.pid)]
+            if subprocess.run(command, capture_output=True, check=False).stdout.startswith(b"T"):
+                return True
+            time.sleep(20 * POLL)
+        return False
 
     def check(self, code: int) -> None:
         if self.popen.poll() != code:
