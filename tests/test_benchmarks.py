@@ -1,70 +1,65 @@
 """The scripts in `benchmarks/` run, and count what they say they count."""
 
-import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-SPEED = Path(__file__).parents[1] / "benchmarks" / "speed.py"
+from support.scripts import run_script, script
 
 
-def _run(out: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
-    small = ["--small", "--device", "cpu", "--seconds", "0.1", "--out", str(out)]
-    command = [sys.executable, str(SPEED), *small, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == code, done.stderr
-    return json.loads(out.read_text()), done.stdout
+def _speed(out: Path, *words: object) -> dict[str, Any]:
+    small = ["--small", "--device", "cpu", "--seconds", "0.1", "--out", out]
+    code = run_script("speed", *small, *words)
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert code == (1 if found["failed"] else 0)
+    return found
 
 
-def test_cheap_parts_write_figures_machine_and_commit(tmp_path: Path) -> None:
-    found, printed = _run(
-        tmp_path / "speed.json", "--only", "labelling,cache,oscillation", "--commit", "abc"
-    )
+def test_cheap_parts_write_figures_machine_and_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--only", "labelling,cache,oscillation", "--commit", "abc")
+    found = _speed(tmp_path / "speed.json", *words)
+    assert found["failed"] == {}
     assert found["commit"] == "abc"
     assert found["machine"]["cores"] >= 1
     assert {"device", "torch"} <= set(found["machine"])
-    assert set(found["parts"]) == {"labelling", "cache", "oscillation"}
-    assert found["parts"]["cache"]["all_cores"]["images"] == 400
-    assert found["parts"]["cache"]["one_core"]["images_per_second"] > 0
-    assert found["parts"]["oscillation"]["seconds"] > 0
-    assert "building the cache" in printed
-
-
-def test_labelling_levels_off_but_an_absent_class_costs_the_whole_target(tmp_path: Path) -> None:
-    found, _ = _run(tmp_path / "speed.json", "--only", "labelling")
-    curve = {
-        (p["steps"], p["target"], p["rarest"]): p for p in found["parts"]["labelling"]["curve"]
-    }
+    parts = found["parts"]
+    assert set(parts) == {"labelling", "cache", "oscillation"}
+    assert parts["cache"]["all_cores"]["images"] == 400
+    assert parts["cache"]["one_core"]["images_per_second"] > 0
+    assert parts["oscillation"]["seconds"] > 0
+    assert "building the cache" in capsys.readouterr().out
+    curve = {(p["steps"], p["target"], p["rarest"]): p for p in parts["labelling"]["curve"]}
+    # Labelling levels off, but an absent class costs the whole target.
     assert all(p["share"] == 1 for (_, _, rarest), p in curve.items() if rarest == "absent")
     assert curve[50, 72_000, "2 %"]["most_share"] <= 0.25
     assert curve[5, 72_000, "2 %"]["most_share"] <= 0.05
-    assert curve[50, 72_000, "2 %"]["forwarded"] < 1.1 * curve[50, 50_000, "2 %"]["forwarded"]
+    forwarded = {key: p["forwarded"] for key, p in curve.items()}
+    assert forwarded[50, 72_000, "2 %"] < 1.1 * forwarded[50, 50_000, "2 %"]
     # 12 classes, 50 steps of 64 images, rounded up to chunks.
-    assert (
-        50 * 64
-        <= curve[50, 72_000, "balanced"]["forwarded"]
-        <= 50 * 64 + 3 * found["parts"]["labelling"]["chunk"]
-    )
+    most = 50 * 64 + 3 * parts["labelling"]["chunk"]
+    assert 50 * 64 <= forwarded[50, 72_000, "balanced"] <= most
 
 
-def test_a_failing_part_is_reported_and_the_others_run(tmp_path: Path) -> None:
+def test_a_failing_part_is_reported_and_the_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     words = ("--only", "cache,oscillation,whole_run", "--images", str(tmp_path / "empty"))
-    found, printed = _run(tmp_path / "speed.json", *words, code=1)
+    found = _speed(tmp_path / "speed.json", *words)
     assert set(found["parts"]) == {"oscillation"}
     assert "no image" in found["failed"]["cache"]
     assert "end_to_end" in found["failed"]["whole_run"]
-    assert "failed: cache" in printed
+    assert "failed: cache" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
-    found, printed = _run(tmp_path / "speed.json")
+def test_all_parts_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _speed(tmp_path / "speed.json")
     assert found["failed"] == {}
     parts = found["parts"]
     assert parts["steps"]["cvp M=64"]["step_time_to_basic"] > 1
@@ -75,36 +70,24 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     assert parts["conventional"]["cvp M=64"]["cycle_seconds"] > 0
     assert parts["whole_run"]["balanced"]["seconds"] < parts["whole_run"]["absent"]["seconds"]
     assert len(found["bars"]) == 12
-    assert "EXTRAPOLATED" in printed
+    assert "EXTRAPOLATED" in capsys.readouterr().out
 
 
-def test_the_memory_of_a_step_is_the_most_that_tensors_hold_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(SPEED.parent))
-    method_steps = importlib.import_module("method_steps")
-
+def test_the_memory_of_a_step_is_the_most_that_tensors_hold_at_a_time(tmp_path: Path) -> None:
     def work() -> torch.Tensor:
         kept, passing = torch.empty(1000), torch.empty(5000)
         del passing
         return torch.cat([kept, torch.empty(2000)])  # holds 1000, 2000 and 3000 floats at a time
 
-    assert 4 * 6000 <= method_steps.most_held(work) < 4 * 6000 + 1000
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["method_steps.py", "--methods", "cvp", "--only-memory", "--out", str(tmp_path / "f")],
-    )
-    method_steps.main()
+    assert 4 * 6000 <= script("method_steps").most_held(work) < 4 * 6000 + 1000
+    words = ("--methods", "cvp", "--only-memory", "--out", tmp_path / "f")
+    run_script("method_steps", *words)
     found = json.loads((tmp_path / "f").read_text())
     assert found["cvp"]["bytes_to_basic"] > 1 == found["basic"]["bytes_to_basic"]
 
 
-def test_samples_leave_their_class_as_often_as_a_gaussian_passes_the_boundary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(SPEED.parent))
-    reach = importlib.import_module("samples_reach").reach
+def test_samples_leave_their_class_as_often_as_a_gaussian_passes_the_boundary() -> None:
+    reach = script("samples_reach").reach
     classifier = torch.nn.Linear(1, 2, bias=False)
     classifier.weight.data = torch.tensor([[1.0], [-1.0]])
     features_ND = torch.full((50, 1), 2.0)

@@ -1,16 +1,14 @@
 """Mean ranks, Friedman's test, the critical difference and the command that joins benchmarks."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from certvol.benchmark import ranking
 from certvol.benchmark.results import read_cpu_seconds
+from support.scripts import run_script
 
-COMMAND = Path(__file__).parents[2] / "benchmarks" / "ranking.py"
 SCORES = {
     "good": {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.9},
     "middle": {"a": 0.8, "b": 0.8, "c": 0.6, "d": 0.8},
@@ -102,20 +100,18 @@ def _folder(root: Path, name: str, accuracies: dict[str, float], backbone: str) 
     return folder
 
 
-def _rank(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(COMMAND), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_the_command_joins_benchmarks_of_several_backbones(tmp_path: Path) -> None:
+def test_the_command_joins_benchmarks_of_several_backbones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     accuracies = {"basic": 0.5, "cvp": 0.6, "coral": 0.4}
     first = _folder(tmp_path, "office-31-rn", accuracies, "resnet50")
     second = _folder(tmp_path, "office-31-inc", {**accuracies, "jda": 0.9}, "inception_v3")
-    done = _rank(first, second, "--out", tmp_path / "r.md", "--csv", tmp_path / "r.csv")
-    assert done.returncode == 0, done.stderr
-    assert "ranking of 3 methods over 4 tasks" in done.stdout
-    assert "Not ranked, because a task is missing: jda" in done.stdout
-    assert (tmp_path / "r.md").read_text() in done.stdout
+    files = ("--out", tmp_path / "r.md", "--csv", tmp_path / "r.csv")
+    assert run_script("ranking", first, second, *files) == 0
+    printed = capsys.readouterr().out
+    assert "ranking of 3 methods over 4 tasks" in printed
+    assert "Not ranked, because a task is missing: jda" in printed
+    assert (tmp_path / "r.md").read_text() in printed
     with (tmp_path / "r.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows[0] == {
@@ -127,12 +123,13 @@ def test_the_command_joins_benchmarks_of_several_backbones(tmp_path: Path) -> No
     }
 
 
-def test_the_same_methods_with_other_settings_need_a_suffix(tmp_path: Path) -> None:
+def test_the_same_methods_with_other_settings_need_a_suffix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     accuracies = {"basic": 0.5, "cvp": 0.6}
     first = _folder(tmp_path, "office-31-common", accuracies, "resnet50")
     second = _folder(tmp_path, "office-31-rate", {"cvp": 0.7}, "resnet50")
-    done = _rank(first, second)
-    assert done.returncode == 2
-    assert "name one as DIR=SUFFIX" in done.stderr
-    done = _rank(first, f"{second}=@rate")
-    assert "| cvp@rate | 1.00 |" in done.stdout
+    assert run_script("ranking", first, second) == 2
+    assert "name one as DIR=SUFFIX" in capsys.readouterr().err
+    run_script("ranking", first, f"{second}=@rate")
+    assert "| cvp@rate | 1.00 |" in capsys.readouterr().out
