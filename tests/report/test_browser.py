@@ -6,29 +6,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from certvol.progress import percent
+from certvol.progress import Silent, percent
 from certvol.report import page
 from certvol.report.records import MEASURES
 from support.browser import Browser, assert_quiet, open_report
 from support.made_runs import make_run, rewrite_json
 
 BOX = "((b) => [b.left, b.right, b.top, b.bottom])(e.getBoundingClientRect())"
+WIDTHS = (320, 390, 1280)
 CHARTS = "risk-coverage reliability auroc correlations per-class confusion sigma losses".split()
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"), [(1280, False), (1280, True), (390, False), (320, False)]
-)
 def test_the_page_loads_nothing_complains_of_nothing_and_fits_the_screen(
-    browser: Browser, tmp_path: Path, screenshots: Path, width: int, dark: bool
+    browser: Browser, tmp_path: Path, screenshots: Path
 ) -> None:
-    open_report(browser, make_run(tmp_path), width=width, dark=dark)
-    assert_quiet(browser)
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    for chart in CHARTS:
-        assert browser.count(f"#figure-{chart} svg *") > 10, f"{chart} is empty"
-    assert browser.count("#top .picture") == browser.count("#bottom .picture") == 20
-    browser.screenshot(screenshots / f"{width}{'-dark' * dark}.png", whole=True)
+    place = page.write_report(make_run(tmp_path).path, Silent())
+    for width, dark in ((1280, False), (1280, True), (390, False), (320, False)):
+        browser.open(place, width=width, dark=dark)
+        assert_quiet(browser)
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        for chart in CHARTS:
+            assert browser.count(f"#figure-{chart} svg *") > 10, f"{chart} is empty"
+        assert browser.count("#top .picture") == browser.count("#bottom .picture") == 20
+        browser.screenshot(screenshots / f"{width}{'-dark' * dark}.png", whole=True)
 
 
 def test_lines_end_where_their_values_are_on_the_axes(browser: Browser, tmp_path: Path) -> None:
@@ -54,33 +54,33 @@ def test_lines_end_where_their_values_are_on_the_axes(browser: Browser, tmp_path
     assert sum(texts["60"][:2]) / 2 - left == pytest.approx(points[1, 0], abs=2)
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280])
-def test_the_labels_of_bars_are_complete_at_any_width(
-    browser: Browser, tmp_path: Path, width: int
-) -> None:
-    open_report(browser, make_run(tmp_path, features=False), width=width)
-    for chart in ("correlations", "auroc"):
-        labels = f"#figure-{chart} svg text.strong"
-        rows = browser.each(f"#figure-{chart} tbody th", "e.textContent")
-        assert browser.each(labels, "e.textContent") == rows
-        assert len(rows) >= 2
-        edges = browser.each(f"#figure-{chart} svg text", BOX)
-        assert all(0 <= left < right <= width for left, right, _, _ in edges)
-        assert len({top for _, _, top, _ in browser.each(labels, BOX)}) == len(rows)
+def test_the_labels_of_bars_are_complete_at_any_width(browser: Browser, tmp_path: Path) -> None:
+    place = page.write_report(make_run(tmp_path, features=False).path, Silent())
+    for width in WIDTHS:
+        browser.open(place, width=width)
+        for chart in ("correlations", "auroc"):
+            labels = f"#figure-{chart} svg text.strong"
+            rows = browser.each(f"#figure-{chart} tbody th", "e.textContent")
+            assert browser.each(labels, "e.textContent") == rows
+            assert len(rows) >= 2
+            edges = browser.each(f"#figure-{chart} svg text", BOX)
+            assert all(0 <= left < right <= width for left, right, _, _ in edges)
+            assert len({top for _, _, top, _ in browser.each(labels, BOX)}) == len(rows)
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280])
-def test_no_point_covers_the_value_beside_it(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_no_point_covers_the_value_beside_it(browser: Browser, tmp_path: Path) -> None:
     made = make_run(tmp_path, features=False)
     with rewrite_json(made.path / "metrics.json") as metrics:
         metrics["adapted"]["per_class"] = dict.fromkeys(made.classes, 1.0)
-    open_report(browser, made, width=width)
-    points = browser.each("#figure-per-class svg circle", BOX)
-    texts = browser.each("#figure-per-class svg text", f"[e.textContent, {BOX}]")
-    values = [box for text, box in texts if text == "100.0 %"]
-    assert (len(points), len(values)) == (6, 3)
-    edge = max(right for _, right, _, _ in points)
-    assert all(edge < left < right <= width for left, right, _, _ in values)
+    place = page.write_report(made.path, Silent())
+    for width in WIDTHS:
+        browser.open(place, width=width)
+        points = browser.each("#figure-per-class svg circle", BOX)
+        texts = browser.each("#figure-per-class svg text", f"[e.textContent, {BOX}]")
+        values = [box for text, box in texts if text == "100.0 %"]
+        assert (len(points), len(values)) == (6, 3)
+        edge = max(right for _, right, _, _ in points)
+        assert all(edge < left < right <= width for left, right, _, _ in values)
 
 
 def test_both_points_show_where_their_values_are_equal(browser: Browser, tmp_path: Path) -> None:
@@ -145,21 +145,21 @@ def test_correlations_have_two_decimals(browser: Browser, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-@pytest.mark.parametrize("width", [500, 830, 1165, 1280])
 def test_the_lists_are_wide_enough_for_their_choice(
-    browser: Browser, tmp_path: Path, width: int, labelled: bool
+    browser: Browser, tmp_path: Path, labelled: bool
 ) -> None:
-    open_report(
-        browser, make_run(tmp_path, count=12, features=False, labelled=labelled), width=width
-    )
+    made = make_run(tmp_path, count=12, features=False, labelled=labelled)
+    place = page.write_report(made.path, Silent())
     longest = max((measure.title for measure in MEASURES.values()), key=len)
-    browser.one("#measure", f"e.append(new Option('{longest}'))")
     missing = (
         "{ const is = e.offsetWidth; e.style.width = 'max-content'; const needs = e.offsetWidth; "
         "e.style.width = ''; return Math.max(0, needs - is); }"
     )
-    widths = browser.each(".controls select", missing)
-    assert widths == [0] * len(widths)
+    for width in (500, 830, 1165, 1280):
+        browser.open(place, width=width)
+        browser.one("#measure", f"e.append(new Option('{longest}'))")
+        widths = browser.each(".controls select", missing)
+        assert widths == [0] * len(widths)
 
 
 def test_the_policy_stops_code_even_if_escaping_failed(browser: Browser, tmp_path: Path) -> None:
