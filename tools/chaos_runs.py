@@ -246,7 +246,7 @@ class Process:
             command = ["ps", "-o", "stat=", "-p", str(self.popen.pid)]
             if subprocess.run(command, capture_output=True, check=False).stdout.startswith(b"T"):
                 return True
-            time.sleep(20 * POLL)
+            time.sleep(100 * POLL)
         return False
 
     def check(self, code: int) -> None:

@@ -11,8 +11,28 @@ import pytest
 from PIL import Image
 
 from certvol.cli._main import run
-from support.commands import adapt_words, refused, start, wait_for, words_of
+from support.commands import adapt_words, refused, wait_for, words_of
 from support.images import TINY, write_domain
+from support.processes import Forked, Surroundings
+
+SIGNAL_WHILE_DECODING = """
+import os, signal
+from certvol.__main__ import main
+from certvol.data import decoding
+real, calls = decoding.decode, []
+def watched(*given):
+    calls.append(given)
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return real(*given)
+decoding.decode = watched
+main()
+"""
+
+
+def fork(folder: Path, words: list[str], program: str = "") -> Forked:
+    how = ["-c", program] if program else ["-m", "certvol"]
+    return Forked([*how, *words], Surroundings(stderr=str(folder / "stderr")))
 
 
 def test_adapt_ends_with_a_table_and_the_place_of_the_predictions(
@@ -98,33 +118,17 @@ def test_a_full_disk_is_reported(
     assert "no space left: " in refused(capsys, *adapt_words(*folders, tmp_path / "run"))
 
 
-def test_a_run_stops_at_a_file_size_limit_and_resumes_without_it(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Weights do not fit under a real limit of the system."""
-    out = tmp_path / "run"
-    limited = ["bash", "-c", 'ulimit -f 100; trap "" XFSZ; exec "$@"', "limited"]
-    words = [*limited, sys.executable, "-m", "certvol", *adapt_words(*folders, out)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "too large" in done.stderr
-    assert not list(out.rglob("*.part"))
-    assert run(["adapt", "--resume", str(out)]) == 0
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_run_and_says_how_to_resume(
     number: int, code: int, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = start(adapt_words(*folders, out, training__pretrain_steps=100_000))
+    process = fork(tmp_path, adapt_words(*folders, out, training__pretrain_steps=100_000))
     wait_for(out, "history.jsonl")
     process.send_signal(number)
-    _, error = process.communicate(timeout=600)
-    assert process.returncode == code, error
-    assert "--resume" in error
-    assert "Traceback" not in error
+    assert process.wait(600) == code, process.errors
+    assert "--resume" in process.errors
+    assert "Traceback" not in process.errors
     assert (out / "checkpoint" / "latest.json").exists()
 
 
@@ -133,7 +137,9 @@ def test_a_signal_that_also_ended_the_reader_of_stderr_saves_the_run(
 ) -> None:
     """Ctrl-C does this to `certvol adapt ... 2>&1 | tee log`."""
     out = tmp_path / "run"
-    process = start(adapt_words(*folders, out, training__pretrain_steps=100_000))
+    words = adapt_words(*folders, out, training__pretrain_steps=100_000)
+    command = [sys.executable, "-m", "certvol", *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
     wait_for(out, "history.jsonl")
     assert process.stderr is not None
     process.stderr.close()
@@ -143,17 +149,13 @@ def test_a_signal_that_also_ended_the_reader_of_stderr_saves_the_run(
 
 
 def test_a_signal_during_decoding_stops_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, cache = write_domain(tmp_path / "source", per_class=1500), tmp_path / "cache"
-    monkeypatch.setenv("CERTVOL_CACHE", str(cache))
-    settings = {"data__image_size": 224, "data__workers": 1}
-    process = start(adapt_words(source, source, tmp_path / "run", **settings))
-    wait_for(cache, "*.building")
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=600)
-    assert process.returncode == 143, error
-    assert "Traceback" not in error
+    monkeypatch.setenv("CERTVOL_CACHE", str(tmp_path / "cache"))
+    words = adapt_words(*folders, tmp_path / "run", data__workers=1)
+    process = fork(tmp_path, words, SIGNAL_WHILE_DECODING)
+    assert process.wait(600) == 143, process.errors
+    assert "Traceback" not in process.errors
     assert not (tmp_path / "run").exists()
 
 
@@ -162,10 +164,10 @@ def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(
 ) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     settings: dict[str, Any] = {"training__pretrain_steps": 60, "training__checkpoint_seconds": 0}
-    process = start(adapt_words(*folders, killed, **settings))
+    process = fork(tmp_path, adapt_words(*folders, killed, **settings))
     wait_for(killed, "checkpoint/latest.json")
     process.kill()
-    process.communicate()
+    process.wait(600)
     assert not (killed / "model.safetensors").exists()
     assert run(["adapt", "--resume", str(killed)]) == 0
     assert run(adapt_words(*folders, whole, **settings)) == 0

@@ -18,9 +18,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Reporting:
     return ConsoleReporter(Console(file=out, highlight=False, soft_wrap=True)), out, now
 
 
-def test_the_time_left_follows_from_the_speed_so_far(
-    lines: Reporting,
-) -> None:
+def test_the_time_left_follows_from_the_speed_so_far(lines: Reporting) -> None:
     reporter, out, now = lines
     reporter.start("adapting", 100)
     now[0] += 10
@@ -31,9 +29,7 @@ def test_the_time_left_follows_from_the_speed_so_far(
     assert out.getvalue().splitlines() == ["adapting: 20/100, 40 s left", "adapting: 100/100, 50 s"]
 
 
-def test_steps_of_an_earlier_process_do_not_count_for_the_speed(
-    lines: Reporting,
-) -> None:
+def test_steps_of_an_earlier_process_do_not_count_for_the_speed(lines: Reporting) -> None:
     reporter, out, now = lines
     reporter.start("pretraining", 500, 400)
     now[0] += 10
@@ -49,9 +45,7 @@ def test_the_first_steps_which_are_slow_give_no_estimate(lines: Reporting) -> No
     assert out.getvalue() == "adapting: 1/2000\n"
 
 
-def test_no_time_is_printed_before_the_first_step(
-    lines: Reporting,
-) -> None:
+def test_no_time_is_printed_before_the_first_step(lines: Reporting) -> None:
     reporter, out, now = lines
     reporter.start("runs", 32, 3)
     now[0] += 10

@@ -3,10 +3,8 @@
 import contextlib
 import io
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +23,6 @@ def adapt_words(source: Path, target: Path, out: Path, **changed: object) -> lis
     """Return the arguments of `certvol adapt` for a run that takes a second."""
     places = {"source": source, "target": target, "out": out}
     return ["adapt", *words_of(places), *words_of(tiny(**changed))]
-
-
-def start(words: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a command in a process of its own; read its stderr from the pipe."""
-    command = [sys.executable, "-m", "certvol", *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(folder: Path, pattern: str, seconds: float = 600) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 IMPORTED = [
     *("certvol.__main__", "certvol.cli._main", "certvol.cli._console", "certvol.api"),
@@ -39,7 +40,7 @@ class Forked:
     """Stand in for `subprocess.Popen([sys.executable, *words])`."""
 
     def __init__(self, words: Sequence[str], surroundings: Surroundings) -> None:
-        self._words = list(words)
+        self._words, self._surroundings = list(words), surroundings
         # A daemon is stopped with the tests; its own processes are not of `multiprocessing`.
         self._process = CONTEXT.Process(target=_live, args=(words, surroundings), daemon=True)
         self._process.start()
@@ -47,8 +48,8 @@ class Forked:
         self.pid: int = self._process.pid
 
     @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
+    def errors(self) -> str:
+        return Path(self._surroundings.stderr).read_text(errors="replace")
 
     def poll(self) -> int | None:
         return self._process.exitcode
