@@ -85,10 +85,7 @@ def test_adapt_while_a_class_or_the_folder_disappears(
     source = write_domain(tmp_path / "source", per_class=4)
     with monkeypatch.context() as patch:
         changing(
-            patch,
-            "certvol.data.sources",
-            source,
-            lambda: (source / "sky").rename(tmp_path / "sky"),
+            patch, "certvol.data.sources", source, lambda: (source / "sky").rename(tmp_path / "sky")
         )
         said = spoken(*adapt_words(source, clean, tmp_path / "run"))
     assert said.code == 0, said.err

@@ -43,8 +43,7 @@ def evil(request: pytest.FixtureRequest, mark: Path, tmp_path: Path) -> bytes:
     return file.read_bytes()
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("states", ["newest", "all"])
+@pytest.mark.parametrize(("states", "sealed"), [("newest", False), ("newest", True), ("all", True)])
 def test_a_pickle_in_place_of_checkpoints_is_passed_over(
     states: str,
     sealed: bool,

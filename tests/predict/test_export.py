@@ -179,8 +179,9 @@ def test_backbones_of_timm_are_exported(backbone: str, mode: str) -> None:
         "method": "cvp",
         "backbone": backbone,
     }
+    program = export._program(exported, metadata)
     for exporter in FORMATS.values():
-        content = exporter.write(export._program(exported, metadata), metadata)
+        content = exporter.write(program, metadata)
         assert export._difference(content, exporter, model, metadata) < 1e-4
 
 
@@ -296,14 +297,23 @@ def test_damaged_thresholds_are_refused(content: str, tmp_path: Path) -> None:
     assert export._thresholds(tmp_path / "none.json") == {}
 
 
-@pytest.mark.parametrize("method", ["jda", "gtda", "rwa", "prda"])
-def test_a_fitted_head_is_exported(method: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "formats"),
+    [
+        ("jda", tuple(FORMATS)),
+        *((method, ("onnx",)) for method in ("gtda", "rwa", "prda")),
+        *((method, ("torch",)) for method in ("coral", "adrem")),
+    ],
+)
+def test_a_fitted_head_is_exported(method: str, formats: tuple[str, ...], tmp_path: Path) -> None:
     """Above 25 rows torch computes distances, of stored rows too, differently."""
     run, rows = _fitted_run(method, tmp_path)
     model = run.model()
-    for name, exporter in FORMATS.items():
+    for name in formats:
         if name == "onnx":
             pytest.importorskip("onnxscript")
+        exporter = FORMATS[name]
         export.export(tmp_path / "run", tmp_path / "model", name)
         content = (tmp_path / "model").read_bytes()
         for count in (1, 3, 30):

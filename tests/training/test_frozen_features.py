@@ -14,6 +14,7 @@ from certvol import api
 from certvol.cli import _main as cli
 from certvol.errors import Interrupted
 from certvol.methods import discover
+from support.commands import words_of
 from support.images import HUES, tiny_head, write_domain
 from support.run_folders import read_table
 from support.stop_at import StopAt
@@ -75,74 +76,25 @@ def model_size(run: Path) -> int:
 def test_files_of_features_go_from_extract_to_predictions(
     method: str, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    arguments = [
-        "adapt",
-        "--source",
-        str(files[0]),
-        "--target",
-        str(files[1]),
-        "--out",
-        str(run),
-        "--method",
-        method,
-    ]
-    arguments += [
-        f"--{k}={v}"
-        for k, v in tiny_head().items()
-        if k != "model.backbone" and (method == "cvp" or "num_samples" not in k)
-    ]
-    assert cli.run(arguments) == 0
+    run, settings = tmp_path / "run", tiny_head(method__name=method)
+    settings.pop("model.backbone")
+    settings |= {"source": files[0], "target": files[1], "out": run}
+    assert cli.run(["adapt", *words_of(settings)]) == 0
     table = read_table(run / "predictions.csv")
     assert {row["path"] for row in table} == {f"{name}/{i}.png" for name in HUES for i in range(12)}
     right = np.mean([row["label"] == row["path"].split("/")[0] for row in table])
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["adapted"]["accuracy"] == pytest.approx(right)
-    assert (
-        cli.run(
-            [
-                "predict",
-                str(run),
-                str(files[1]),
-                "--out",
-                str(tmp_path / "p.csv"),
-                "--device",
-                "cpu",
-            ]
-        )
-        == 0
-    )
+    places = {"out": tmp_path / "p.csv", "device": "cpu"}
+    assert cli.run(["predict", str(run), str(files[1]), *words_of(places)]) == 0
     assert (tmp_path / "p.csv").read_bytes() == (run / "predictions.csv").read_bytes()
     evaluated = tmp_path / "e.json"
-    assert (
-        cli.run(
-            [
-                "evaluate",
-                str(run),
-                "--data",
-                str(files[1]),
-                "--json",
-                str(evaluated),
-                "--device",
-                "cpu",
-            ]
-        )
-        == 0
-    )
+    places = {"data": files[1], "json": evaluated, "device": "cpu"}
+    assert cli.run(["evaluate", str(run), *words_of(places)]) == 0
     assert json.loads(evaluated.read_text())["adapted"] == metrics["adapted"]
     capsys.readouterr()
-    assert (
-        cli.run(
-            [
-                "predict",
-                str(run),
-                str(files[0].parent / "nothing.npz"),
-                "--out",
-                str(tmp_path / "q.csv"),
-            ]
-        )
-        == 2
-    )
+    absent = str(files[0].parent / "nothing.npz")
+    assert cli.run(["predict", str(run), absent, "--out", str(tmp_path / "q.csv")]) == 2
     assert "there is no file" in capsys.readouterr().err
 
 
@@ -193,23 +145,9 @@ def test_extract_writes_labels_only_from_class_folders(
     with np.load(tmp_path / "flat.npz", allow_pickle=False) as file:
         assert sorted(file.files) == ["about", "features", "paths"]
         assert file["features"].shape[:2] == (6, 3)
-    assert (
-        cli.run(["extract", str(flat), "--backbone", "small_cnn", "--out", str(tmp_path / "f.csv")])
-        == 2
-    )
-    assert (
-        cli.run(
-            [
-                "extract",
-                str(tmp_path / "no"),
-                "--backbone",
-                "small_cnn",
-                "--out",
-                str(tmp_path / "f.npz"),
-            ]
-        )
-        == 2
-    )
+    for folder, out in ((flat, "f.csv"), (tmp_path / "no", "f.npz")):
+        words = words_of({"backbone": "small_cnn", "out": tmp_path / out})
+        assert cli.run(["extract", str(folder), *words]) == 2
 
 
 @pytest.mark.parametrize("given", [pytest.param("images", marks=pytest.mark.slow), "files"])
@@ -250,16 +188,9 @@ def test_a_run_on_features_is_measured_reported_and_exported(
     assert not torch.allclose(given_ND, shown["adapted"].float(), rtol=1e-2, atol=1e-2)
 
     for coverage, measure in ((0.5, "sigma"), (0.8, "entropy"), (0.8, "mcd_mu")):
-        arguments = [
-            "predict",
-            str(run.path),
-            str(target),
-            "--out",
-            str(tmp_path / "p.csv"),
-            "--device",
-            "cpu",
-        ]
-        assert cli.run([*arguments, "--coverage", str(coverage), "--measure", measure]) == 0
+        given_words = {"out": tmp_path / "p.csv", "device": "cpu"}
+        given_words |= {"coverage": coverage, "measure": measure}
+        assert cli.run(["predict", str(run.path), str(target), *words_of(given_words)]) == 0
         accepted = [row["accepted"] == "true" for row in read_table(tmp_path / "p.csv")]
         assert np.mean(accepted) == pytest.approx(coverage, abs=1.5 / len(accepted))
 
@@ -310,23 +241,14 @@ def test_features_of_another_backbone_are_refused(
 def test_rejected_rows_of_features_cannot_be_collected(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "predict",
-        "run",
-        str(files[1]),
-        "--out",
-        "p.csv",
-        "--coverage",
-        "0.5",
-        "--rejected-dir",
-    ]
-    assert cli.run([*arguments, str(tmp_path / "rejected")]) == 2
+    words = ["predict", "run", str(files[1]), "--out", "p.csv", "--coverage", "0.5"]
+    assert cli.run([*words, "--rejected-dir", str(tmp_path / "rejected")]) == 2
     assert "files of features hold none" in capsys.readouterr().err
     assert not (tmp_path / "rejected").exists()
 
 
 @pytest.mark.parametrize("method", CLOSED_FORM)
-def test_a_fitted_method_is_evaluated_and_exported(
+def test_a_fitted_method_is_evaluated(
     method: str, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = certvol.adapt(*files, out=tmp_path / "run", **tiny_head(method__name=method))
@@ -334,21 +256,9 @@ def test_a_fitted_method_is_evaluated_and_exported(
     found = api.evaluate(run.path, files[1], "cpu")
     assert found["adapted"] == run.metrics["adapted"]
     assert found["accuracy"] == run.metrics["adapted"]["accuracy"]
-    words = ["export", str(run.path), "--format", "torch", "--out", str(tmp_path / "m.pt2")]
-    assert cli.run(words) == 0, capsys.readouterr().err
     out = tmp_path / "found.json"
-    words = [
-        "evaluate",
-        str(run.path),
-        "--data",
-        str(files[1]),
-        "--oscillation",
-        "--device",
-        "cpu",
-        "--json",
-        str(out),
-    ]
-    assert cli.run(words) == 0
+    words = words_of({"data": files[1], "device": "cpu", "json": out})
+    assert cli.run(["evaluate", str(run.path), "--oscillation", *words]) == 0
     said, written = capsys.readouterr(), json.loads(out.read_text())
     assert "the oscillation is left out" in said.err
     assert "AUROC" in said.out

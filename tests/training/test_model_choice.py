@@ -180,6 +180,7 @@ def test_the_validators_best_cycle_is_delivered(
     assert any(bool((model[key] != best["corr_c"][key]).any()) for key in model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["per_domain", "auto"])
 def test_a_stopped_run_with_a_validator_ends_with_the_same_bytes(
     folders: tuple[Path, Path], tmp_path: Path, mode: str

@@ -146,6 +146,7 @@ def test_the_oscillation_is_that_of_the_decisions(
     assert found["oscillation"]["total"] == 0  # one class has no boundary
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_a_prior_ends_with_the_same_bytes(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:

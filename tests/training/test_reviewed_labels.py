@@ -80,8 +80,11 @@ def test_correct_replaces_labels_of_reviewed_images_only() -> None:
     assert reviewed_labels(np.array([-1, -1]), np.array([1])) is None
 
 
-@pytest.mark.parametrize("norm", ["mixed", "per_domain", "dsbn", "frozen", "auto"])
-@pytest.mark.parametrize("train", ["all", "head"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("norm", "train"),
+    [*((norm, "all") for norm in ("mixed", "per_domain", "dsbn", "frozen")), ("auto", "head")],
+)
 def test_a_run_starts_where_the_other_ended(
     norm: str, train: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -258,7 +261,8 @@ def test_a_method_that_does_not_adapt_refuses_labels(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 7])
 @pytest.mark.parametrize("keeps_the_first", [True, False])
 def test_a_stopped_run_resumes_exactly(
     step: int, keeps_the_first: bool, first: Path, tmp_path: Path
@@ -296,6 +300,7 @@ def test_its_settings_repeat_a_run_that_continues(first: Path, tmp_path: Path) -
     assert same(tensors(repeated), tensors(expected))
 
 
+@pytest.mark.slow
 def test_labels_teach_what_adaptation_alone_cannot(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:

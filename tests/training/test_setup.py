@@ -1,5 +1,7 @@
 """Inputs and settings of a run: images or features, frozen backbones, mistakes that are refused."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -155,26 +157,45 @@ def test_the_default_preset_freezes_a_backbone_with_pretrained_weights(
     assert read_settings_file(run.path / "config.yaml")["model.train"] == train
 
 
+def _trained_features(norm: str) -> dict[str, Any]:
+    return {"training__pretrain_steps": 60, "model__norm": norm, "training__teacher": 0.9}
+
+
+@pytest.fixture(scope="module")
+def baseline(
+    folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, torch.Tensor]]:
+    """The pretrained weights of a run that does not adapt, for a norm mode."""
+
+    @cache
+    def pretrained(norm: str) -> dict[str, torch.Tensor]:
+        settings = tiny(method__name="source_only", **_trained_features(norm))
+        run = certvol.adapt(*folders, out=tmp_path_factory.mktemp(norm) / "run", **settings)
+        return load_file(run.path / "pretrained.safetensors")
+
+    return pretrained
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "norm"),
     [*((method, "auto") for method in CLOSED_FORM), (CLOSED_FORM[0], "per_domain")],
 )
 def test_without_pretrained_weights_a_method_in_closed_form_is_fitted_on_trained_features(
-    method: str, norm: str, folders: tuple[Path, Path], tmp_path: Path
+    method: str,
+    norm: str,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    baseline: Callable[[str], dict[str, torch.Tensor]],
 ) -> None:
-    settings = {"training__pretrain_steps": 60, "model__norm": norm, "training__teacher": 0.9}
-    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny(method__name=method, **settings))
+    settings = tiny(method__name=method, **_trained_features(norm))
+    run = certvol.adapt(*folders, out=tmp_path / "run", **settings)
     config = read_settings_file(run.path / "config.yaml")
     assert config["model.train"] == "all"
     assert config["model.norm"] == run.delivery.mode == ("mixed" if norm == "auto" else norm)
     assert not list((run.path / "cycles").glob("trial-*"))
-    baseline = certvol.adapt(
-        *folders, out=tmp_path / "baseline", **tiny(method__name="source_only", **settings)
-    )
-    trained, same = (
-        load_file(path / "pretrained.safetensors") for path in (run.path, baseline.path)
-    )
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in same.items()), (
+    trained = load_file(run.path / "pretrained.safetensors")
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in baseline(norm).items()), (
         "pretraining is the baseline's"
     )
     untrained, _ = seeded_backbone(resolve_settings(settings=tiny()).model, 8, 0)

@@ -16,7 +16,7 @@ from certvol.data.folders import folder_labels
 from certvol.errors import Interrupted, RunFailed
 from certvol.methods import discover
 from certvol.methods._base import Labelled, Survey
-from certvol.runs.checkpoint import read_about, read_tensors, without_prefix
+from certvol.runs.checkpoint import read_tensors, without_prefix
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.step import Stepper
 from support.images import HUES, tiny
@@ -78,10 +78,11 @@ def test_predictions_and_metrics_agree(folders: tuple[Path, Path], tmp_path: Pat
     assert run.metrics == metrics
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["cvp", "source_only", "coral", "can", "rsda_mstn", "shot"])
 def test_a_seed_decides_every_byte_of_a_run(
     method: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    """A slow test below stops and resumes a run of every method, and compares bytes too."""
     settings = tiny(method__name=method)
     first, second, other = (
         certvol.adapt(*folders, out=tmp_path / name, **{**settings, "training.seed": seed}).path
@@ -117,21 +118,6 @@ def test_the_layout_of_the_target_folder_does_not_change_the_weights(
         for left in ("model.safetensors", "pretrained.safetensors", "history.jsonl"):
             assert weights(run, left) == weights(expected, left), (name, left)
         assert (run / "metrics.json").exists() == (name == "shuffled")
-
-
-def test_a_chosen_trial_equals_a_run_in_that_norm_mode(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """The trial's cycles count: weights and history equal those of a run in that norm mode."""
-    tried = certvol.adapt(
-        *folders, out=tmp_path / "auto", **tiny(model__norm="auto", guard__trial_cycles=1)
-    ).path
-    mode = read_about(tried / "model.safetensors")["norm"]
-    told = certvol.adapt(*folders, out=tmp_path / "told", **tiny(model__norm=mode)).path
-    for name in ("history.jsonl", "predictions.csv", "cycles/scores.jsonl"):
-        assert weights(tried, name) == weights(told, name), name
-    first, second = load_file(tried / "model.safetensors"), load_file(told / "model.safetensors")
-    assert all(torch.equal(first[key], second[key]) for key in second)
 
 
 def test_training_does_not_read_target_labels(
@@ -238,9 +224,10 @@ def _newest_state(run: Path) -> dict[str, torch.Tensor]:
 def test_every_method_trains_with_plain_batches_a_teacher_and_bf16(
     method: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """A run that is stopped within a cycle ends with the same bytes and predicts what it wrote."""
+    """A run that is stopped twice ends with the same bytes and predicts what it wrote."""
     settings = tiny(
         method__name=method,
+        training__pretrain_steps=4,
         training__batches="plain",
         training__teacher=0.9,
         training__precision="bf16",
@@ -248,11 +235,13 @@ def test_every_method_trains_with_plain_batches_a_teacher_and_bf16(
     )
     whole = certvol.adapt(*folders, out=tmp_path / "whole", **settings)
     by_steps = discover()[method].adapts and not discover()[method].closed_form
-    with pytest.raises(Interrupted):
-        certvol.adapt(
-            *folders, out=tmp_path / "parts", stop_signal=StopAt(15 if by_steps else 10), **settings
-        )
-    parts = certvol.adapt(resume=tmp_path / "parts")
+    places = {"source": folders[0], "target": folders[1], "out": tmp_path / "parts"}
+    begin: dict[str, Any] = {**places, **settings}
+    for steps in (2, 5) if by_steps else (3,):  # in pretraining, and within the first cycle
+        with pytest.raises(Interrupted):
+            certvol.adapt(stop_signal=StopAt(steps), **begin)
+        begin = {"resume": tmp_path / "parts"}
+    parts = certvol.adapt(**begin)
     for file in ("model.safetensors", "predictions.csv", "history.jsonl"):
         assert weights(parts.path, file) == weights(whole.path, file), file
     files = sorted(folders[1].rglob("*.png"))

@@ -81,8 +81,10 @@ def test_a_chosen_trial_is_the_run_of_that_mode(
     assert states == []
 
 
-@pytest.mark.parametrize("mode", ["frozen", "mixed"])
-@pytest.mark.parametrize("steps", [[5, 13, 4], [13, 30, 9, 5], [26, 9, 3, 4]])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "steps"), [("frozen", [5, 13, 4]), ("mixed", [13, 30, 9, 5]), ("frozen", [26, 9, 3])]
+)
 def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
     mode: str,
     steps: list[int],

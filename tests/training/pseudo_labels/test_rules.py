@@ -13,11 +13,7 @@ from certvol.nn.projection import principal_directions
 from certvol.settings import TrainingConfig, settings_of
 from certvol.training.pseudo_labels import _comparing, _space, discover
 from certvol.training.pseudo_labels._base import PseudoLabelRule
-from certvol.training.pseudo_labels._space import (
-    MAX_DIMS,
-    comparable_rows,
-    whitening,
-)
+from certvol.training.pseudo_labels._space import MAX_DIMS, comparable_rows, whitening
 from certvol.training.pseudo_labels.cluster import Rule, anchored_clusters
 
 RULES = discover()
