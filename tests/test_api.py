@@ -99,9 +99,7 @@ def test_other_input_is_refused(run: certvol.Run, given: Any, batch_size: int, r
         certvol.load(run.path).predict(given, batch_size=batch_size)
 
 
-def test_arrays_of_paths_and_reversed_arrays_give_the_same_predictions(
-    run: certvol.Run,
-) -> None:
+def test_arrays_of_paths_and_reversed_arrays_give_the_same_predictions(run: certvol.Run) -> None:
     model, files = run.model(), sorted((run.path.parent / "target").rglob("*.png"))[:4]
     expected = model.predict(files).probabilities
     for paths in (np.array([str(file) for file in files]), np.array(files, dtype=object)):

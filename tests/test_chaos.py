@@ -30,15 +30,7 @@ from chaos import (
     summary,
     undisturbed,
 )
-from chaos_runs import (
-    SETTINGS,
-    SIGNALLED,
-    Process,
-    Setup,
-    Subject,
-    start_interpreter,
-    write_images,
-)
+from chaos_runs import SETTINGS, SIGNALLED, Process, Setup, Subject, start_interpreter, write_images
 from support.commands import last_sentence
 from support.processes import Forked, Surroundings
 

@@ -8,18 +8,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from certvol.sklearn import CORALClassifier, CVPClassifier
-from support.estimators import (
-    ESTIMATORS,
-    LABELS,
-    SOURCE,
-    TARGET,
-    TRUE,
-    X,
-    Y,
-    equal,
-    quick,
-    states,
-)
+from support.estimators import ESTIMATORS, LABELS, SOURCE, TARGET, TRUE, X, Y, equal, quick, states
 
 DOMAIN = np.repeat([0, 1], [len(SOURCE), len(TARGET)])
 

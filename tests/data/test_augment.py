@@ -6,12 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from certvol.data.augment import (
-    cache_size,
-    centre_view,
-    train_view,
-    warp_matrices,
-)
+from certvol.data.augment import cache_size, centre_view, train_view, warp_matrices
 from support.images import Format
 from support.views import NO_NORM, draw, noise, photo, pixels, plain
 

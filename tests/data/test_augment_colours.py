@@ -5,10 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from certvol.data.augment import (
-    colour_matrices,
-    train_view,
-)
+from certvol.data.augment import colour_matrices, train_view
 from support.images import Format
 from support.views import NO_NORM, noise, pixels, plain
 

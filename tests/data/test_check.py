@@ -251,9 +251,7 @@ def test_overlapping_folders_are_reported(domains: tuple[Path, Path], tmp_path: 
         "one of the two folders lies inside the other",
     )
     assert found(
-        check(source, tmp_path, CONFIG),
-        "warning",
-        "one of the two folders lies inside the other",
+        check(source, tmp_path, CONFIG), "warning", "one of the two folders lies inside the other"
     )
     assert not found(check(source, target, CONFIG), "warning", "folder")
 

@@ -15,12 +15,7 @@ from certvol.runs.checkpoint import read_tensors
 from support import naive_losses as naive
 from support.images import tiny
 from support.methods import CLASSES, make_batch, make_method, make_survey
-from support.plain_steps import (
-    Weights,
-    assert_steps_are,
-    linear,
-    rows_behind_bottleneck,
-)
+from support.plain_steps import Weights, assert_steps_are, linear, rows_behind_bottleneck
 
 
 @pytest.mark.parametrize("least", [0, 7])

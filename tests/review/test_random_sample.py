@@ -158,9 +158,7 @@ def test_new_labels_join_the_given_ones_once_there_are_enough(
     assert everything.accuracy == pytest.approx((exact, exact, exact))
 
 
-def test_a_threshold_asks_for_the_labels_that_are_missing(
-    runs: tuple[MadeRun, MadeRun],
-) -> None:
+def test_a_threshold_asks_for_the_labels_that_are_missing(runs: tuple[MadeRun, MadeRun]) -> None:
     with pytest.raises(UserError, match=r"About 50 random labels .* --labels 30`"):
         reject.choose_rule(runs[1].path, "sigma", max_error=0.3)
     # More than the 100 images that did not train: no look takes so many.

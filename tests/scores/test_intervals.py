@@ -31,10 +31,7 @@ def test_bounds_without_errors_have_a_closed_form() -> None:
 
 def test_without_labels_nothing_is_known() -> None:
     nothing = np.zeros(STRATA, np.int64)
-    for found in (
-        intervals.clopper_pearson(0, 0),
-        intervals.stratified(nothing, nothing, SIZE_H),
-    ):
+    for found in (intervals.clopper_pearson(0, 0), intervals.stratified(nothing, nothing, SIZE_H)):
         assert math.isnan(found.estimate)
         assert (found.low, found.high) == (0, 1)
     assert intervals.labels_to_halve(nothing, nothing, SIZE_H) == 0

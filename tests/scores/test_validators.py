@@ -219,11 +219,7 @@ def _trial(
 def test_a_mode_must_be_clearly_surer_than_all_that_fit_the_target_less(
     frozen: float | None, mixed: float | None, per_domain: float | None, preferred: str
 ) -> None:
-    trials = {
-        "mixed": _trial(mixed),
-        "per_domain": _trial(per_domain),
-        "frozen": _trial(frozen),
-    }
+    trials = {"mixed": _trial(mixed), "per_domain": _trial(per_domain), "frozen": _trial(frozen)}
     assert validators.preferred_mode(trials, 10) == preferred
 
 

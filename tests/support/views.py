@@ -7,10 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from certvol.data.augment import (
-    WarpParameters,
-    draw_parameters,
-)
+from certvol.data.augment import WarpParameters, draw_parameters
 from certvol.settings import AugmentConfig
 
 NO_NORM = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
