@@ -82,6 +82,7 @@ def test_a_missing_broken_or_outside_image_has_no_shape(tmp_path: Path) -> None:
     assert made.missing == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [400_000, 60_000, 9_000])
 def test_noise_never_takes_more_than_the_budget(tmp_path: Path, budget: int) -> None:
     rng = np.random.default_rng(0)
