@@ -11,6 +11,7 @@ import reprlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -268,10 +269,6 @@ def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
     """Build `cls` from the flat settings of its section, checking each value's type."""
     from argparse import ArgumentError
 
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False, add_help=False)
-    parser.add_class_arguments(cls, section)
     values: dict[str, Any] = {}
     for key, each in settings_by_name({section: cls}).items():
         if key not in flat:
@@ -282,12 +279,22 @@ def _typed(section: str, cls: type, flat: Mapping[str, Any]) -> Any:
                 raise ValueError("no setting is a list or a mapping")
             if value is None and type(None) not in get_args(each.kind):
                 raise ValueError("jsonargparse takes null for every type")
-            values[each.name] = parser.parse_object({section: {each.name: value}})[key]
+            values[each.name] = _parser_of(each.kind).parse_object({"value": value})["value"]
         except (ArgumentError, TypeError, ValueError, RecursionError):
             raise UserError(
                 f"`{key}` should be {_kind_in_words(each)}, found {shown(value)}"
             ) from None
     return cls(**values)
+
+
+@cache
+def _parser_of(kind: Any) -> Any:
+    """Return a parser of one value; building one takes much longer than using it."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    parser.add_argument("--value", type=kind)
+    return parser
 
 
 def _kind_in_words(each: Setting) -> str:
