@@ -57,6 +57,18 @@ def test_the_shift_is_stored_with_the_model_and_evaluation_uses_it(
     assert figures["adapted"]["per_class"]["sky"] == 0
 
 
+def test_classes_that_are_ruled_out_do_not_judge_the_model(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {"training__pretrain_steps": 60, "data__holdout": 0.5}
+    whole, _ = _adapt(folders, tmp_path / "whole", **settings)
+    part, _ = _adapt(folders, tmp_path / "part", data__target_classes="leaf,sky", **settings)
+    assert whole.verdict["source"]["images"] == 18
+    assert part.verdict["source"]["images"] == 12
+    assert part.verdict["source"]["before"] > 0.9
+    assert max(part.verdict["temperature"].values()) < 10
+
+
 UNEVEN = np.array([12, 6, 3]) / 21
 
 

@@ -126,9 +126,13 @@ class Job:
 
     @property
     def held_out(self) -> NDArray[np.int64]:
-        """The source images that do not train."""
-        config, classes = self.config, len(self.source.classes)
-        return hold_out(self.source.labels, classes, config.data.holdout, config.training.seed)[1]
+        """The source images that do not train, of the classes that the target prior allows.
+
+        The model never predicts the other classes, so their images say nothing about it.
+        """
+        labels, data, seed = self.source.labels, self.config.data, self.config.training.seed
+        found = hold_out(labels, len(self.source.classes), data.holdout, seed)[1]
+        return np.asarray(found[self.prior.allowed_C[labels[found]]])
 
     def _check_validator(self) -> None:
         """Refuse a validator that needs what this run does not have."""
