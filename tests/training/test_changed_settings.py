@@ -93,3 +93,20 @@ def test_a_run_keeps_its_precision_on_another_machine(
     assert any("began in fp32 and keeps it" in text for text in reporter.warned)
     for name in ("model.safetensors", "history.jsonl", "predictions.csv"):
         assert (run / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"), [("data", "image_size", 20), ("method", "num_samples", 8)]
+)
+def test_a_model_is_not_used_with_settings_that_were_edited_after_training(
+    section: str, name: str, value: object, folders: Domains, tmp_path: Path
+) -> None:
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny()).path
+    edit(run, "training", cycles=30)  # a loaded model does not use it
+    certvol.load(run)
+    edit(run, section, **{name: value})
+    refusal = rf"edited after training \(`{section}\.{name}` .* -> {value}\)"
+    with pytest.raises(UserError, match=refusal):
+        certvol.load(run)
+    with pytest.raises(UserError, match=refusal):
+        certvol.evaluate(run, folders[1], "cpu")
