@@ -21,7 +21,7 @@ from certvol.data import Features, Indices, Place
 from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import sort_keys
 from certvol.data.folders import class_numbers, name_some, printable, reason_of
-from certvol.data.sources import with_origins
+from certvol.data.sources import check_apart, with_origins
 from certvol.errors import UserError, first_line
 from certvol.files import check_regular, fingerprint_of, output_file
 
@@ -92,12 +92,15 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
     """Open the features of one source or several; of several, a row's name begins with its file."""
     if isinstance(places, str | os.PathLike):
         return _open_one_source(places)
+    check_apart(places)
     parts = [_open_one_source(place) for place in places]
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    for place, part in zip(places[1:], parts[1:], strict=True):
-        check_comparable(first, part, (f"of {printable(places[0])}", f"of {printable(place)}"))
+        return parts[0]
+    named = list(zip(places, parts, strict=True))
+    described = [(place, part) for place, part in named if part.about]
+    for (one_place, one), *others in (named, described or named):
+        for place, part in others:
+            check_comparable(one, part, (f"of {printable(one_place)}", f"of {printable(place)}"))
     classes = sorted({name for part in parts for name in part.classes})
     number = {name: i for i, name in enumerate(classes)}
     features = np.concatenate([part.features[part.rows] for part in parts])
@@ -110,7 +113,8 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
         for place, part in zip(places, parts, strict=True)
         for name in part.paths
     ]
-    found = _ordered(features, names, first.about, labels, classes)
+    about = next((part.about for part in parts if part.about), "")
+    found = _ordered(features, names, about, labels, classes)
     origins = origins[found.rows]
     return replace(found, origins=origins, fingerprint=with_origins(found.fingerprint, origins))
 
