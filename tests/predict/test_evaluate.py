@@ -9,6 +9,7 @@ import pytest
 
 import certvol
 from certvol.cli._main import run as cli
+from support.reporter import RecordingReporter
 
 
 def test_evaluate_agrees_with_the_files_of_the_run(
@@ -69,6 +70,23 @@ def test_images_of_other_classes_are_left_out_and_counted(
     alone = certvol.evaluate(labelled.path, root / "target")
     assert found["adapted"] == alone["adapted"]
     assert found["other_classes"] == {"mugs": len(list((data / "mugs").iterdir()))}
+
+
+def test_known_images_do_not_count_as_unknown(
+    labelled: certvol.Run, root: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(root / "target", tmp_path / "mixed")
+    (tmp_path / "mixed" / "sky").rename(tmp_path / "mixed" / "moon")
+    reporter = RecordingReporter()
+    mixed = certvol.evaluate(
+        labelled.path, tmp_path / "mixed", "cpu", reporter, unknown=tmp_path / "mixed"
+    )
+    assert any(text.startswith("24 of the 36 images") for text in reporter.warned)
+    moon = certvol.evaluate(
+        labelled.path, tmp_path / "mixed", "cpu", unknown=tmp_path / "mixed" / "moon"
+    )
+    assert mixed["unknown"]["images"] == 12
+    assert mixed["unknown"]["auroc"] == pytest.approx(moon["unknown"]["auroc"], abs=1e-6)
 
 
 def test_a_missing_unknown_folder_is_an_error(
