@@ -181,9 +181,10 @@ def _resume(
     team, device = join_team(config.training.device)
     run = RunFolder(run.path, writes=team.main)
     with run.lock() if team.main else nullcontext():
-        run.note_resumption(describe_environment(device))
         job = Job(run, config, reporter, stop_signal, team, device)
         job.accepts_changes = accept_changes
+        # Until the first checkpoint, the target may still change.
+        run.note_resumption(describe_environment(device), {"target": job.target.fingerprint})
         return _run_to_end(job)
 
 
