@@ -43,6 +43,13 @@ from certvol.training import named_choices, pseudo_labels
 from certvol.training.model_choice import Delivery
 from certvol.training.setup import Job
 
+OPTIONS = {  # of `certvol adapt`, by the settings that they give
+    "data.source": "source",
+    "data.more_sources": "source",
+    "data.target": "target",
+    "data.target_labels": "labels",
+}
+
 __all__ = ["Run", "adapt", "evaluate", "extract", "resolve_settings"]
 
 
@@ -125,7 +132,7 @@ def adapt(
     if source is not None:
         first, *more = [source] if isinstance(source, str | Path) else source
         of_sources = {"data.source": str(first), "data.more_sources": joined(more)}
-    given = {**flatten(settings, "settings"), **of_sources, **given}
+    given = _without_conflict(flatten(settings, "settings"), {**of_sources, **given})
     resolved = resolve_settings(preset, config, given, from_run)
     resolved = with_absolute_paths(resolved)
     labels = resolved.data.target_labels
@@ -157,6 +164,18 @@ def adapt(
         target_of_run = {"target": job.target.fingerprint}
         run.write_json(run.environment, describe_environment(device) | origin | target_of_run)
         return _run_to_end(job)
+
+
+def _without_conflict(settings: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings with those that arguments of their own give; UserError if they differ."""
+    for name, place in places.items():
+        if name in settings and str(settings[name]) != str(place):
+            option = OPTIONS[name]
+            raise UserError(
+                f"`{name}` and --{option} differ: {settings[name]} and {place or 'no more'}; give "
+                f"all places by --{option}"
+            )
+    return {**settings, **places}
 
 
 def _resume(
