@@ -151,7 +151,7 @@ class Job:
                 raise UserError(f"{needs}: set `data.holdout` above 0")
             if len(self.held_out) == 0:
                 raise UserError(
-                    f"{needs}, but none of the {len(self.source.classes)} classes has "
+                    f"{needs}, but none of the {self.prior.allowed_C.sum()} classes has "
                     f"{LEAST_TO_HOLD_OUT} images; add images, or choose another validator"
                 )
         if needed == "sigma" and self.method.sigma(torch.zeros(1, self.method.network.dim)) is None:
