@@ -42,7 +42,8 @@ def test_a_reviewer_is_warned_of_other_images(
     for place in (folders[1], other):
         reporter, files = RecordingReporter(), find_images(target, place)
         options = ReviewOptions(str(run), 10, 0.1, str(place), "cpu")
-        _warn_of_other_images(target, files, files, options, reporter)
+        are_others = _warn_of_other_images(target, files, files, options, reporter)
+        assert are_others == (place == other)
         warned.append(reporter.warned)
     assert warned[0] == []
     assert len(warned[1]) == 1

@@ -54,11 +54,14 @@ def label(
     gone = sum(files[item.row] is None for item in items)
     if gone:
         reporter.warn(f"{gone} of the {len(items)} images to label are gone")
-    _warn_of_other_images(target, [files[item.row] for item in items], files, options, reporter)
+    asked = [files[item.row] for item in items]
+    are_others = _warn_of_other_images(target, asked, files, options, reporter)
     with opened(target.run, target.classes) as labels:
         rows = [item.row for item in items]
         rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]
-        guesses = make_guesses(target, rows, files, options.device, reporter)
+        # Guesses are kept in the run, so they must be about its own images.
+        known = [] if are_others else rows
+        guesses = make_guesses(target, known, files, options.device, reporter)
         session = Session(target, items, files, guesses, labels, options.max_error)
         token = secrets.token_urlsafe(16)
         with server.listen(port) as listener:
@@ -77,15 +80,18 @@ def _warn_of_other_images(
     files: Sequence[str | None],
     options: ReviewOptions,
     reporter: Reporter,
-) -> None:
-    """Warn if the images that the page would show may not be those that the run predicted."""
+) -> bool:
+    """Warn if the images that the page would show may not be those that the run predicted.
+
+    Return whether some are not.
+    """
     if newer := newer_images(target, asked):
         reporter.warn(
             f"{len(newer)} of the images to label are newer than the run, such as "
             f"{printable(newer[0])}; if they changed, make a new run, because its predictions are "
             "about the images before"
         )
-        return
+        return True
     is_doubtful = options.images is not None or changed_since(target, asked)
     if is_doubtful and are_of_the_run(target, files, reporter) is False:
         where = options.images or str(target.record.target)
@@ -94,6 +100,8 @@ def _warn_of_other_images(
             "same names. Labels would go to the wrong predictions: give the images of the run, or "
             "make a new run"
         )
+        return True
+    return False
 
 
 def export_tasks(run: str, labels: int, out: str) -> Iterator[str]:
