@@ -49,21 +49,21 @@ def _write_features(path: Path, about: str, seed: int) -> Path:
 
 
 def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
-    files = [_write_features(tmp_path / f"{seed}.npz", "this net", seed) for seed in (0, 1)]
-    others = [_write_features(tmp_path / f"{seed}.npz", "that net", seed) for seed in (2, 3)]
+    source, target = (_write_features(tmp_path / f"{i}.npz", "this net", i) for i in (0, 1))
+    others = (_write_features(tmp_path / f"{i}.npz", "that net", i) for i in (2, 3))
     settings = {k: v for k, v in tiny().items() if not k.startswith("model.")}
-    first = certvol.adapt(*files, out=tmp_path / "first", **settings).path
+    first = certvol.adapt(source, target, out=tmp_path / "first", **settings).path
     with pytest.raises(UserError, match=r"made by that net, those of the run .* by this net"):
-        certvol.adapt(*others, from_run=first, out=tmp_path / "run")
+        certvol.adapt(next(others), next(others), from_run=first, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     certvol.adapt(from_run=first, out=tmp_path / "run")
 
 
 def test_rows_of_the_same_name_in_two_files_are_refused(tmp_path: Path) -> None:
-    files = [_write_features(tmp_path / f"{seed}.npz", "", seed) for seed in (0, 1)]
+    source, target = (_write_features(tmp_path / f"{i}.npz", "", i) for i in (0, 1))
     settings = {k: v for k, v in tiny().items() if not k.startswith("model.")}
-    run = certvol.adapt(*files, out=tmp_path / "run", **settings).path
-    words = [str(file) for file in files]
+    run = certvol.adapt(source, target, out=tmp_path / "run", **settings).path
+    words = [str(source), str(target)]
     with pytest.raises(UserError, match=r"both have a row named \d+, which"):
         predict(PredictOptions(str(run), words, str(tmp_path / "p.csv")), Silent())
     assert not (tmp_path / "p.csv").exists()

@@ -122,15 +122,15 @@ def check(
         classes, *domains = _check_features(sources, target, found)
     else:
         classes, *domains = _check_images(sources, target, config, progress or Silent(), found)
-    for text in mix_ups(sources, target):
-        found.warn(text)
+    for sentence in mix_ups(sources, target):
+        found.warn(sentence)
     in_source, in_target = domains
     counter = Counter(in_source.classes)
     counts = {name: counter[name] for name in classes}
     if classes:
         _about_counts(counts, found)
-        for text in nearly_alike(classes):
-            found.warn(f"source: {text}")
+        for sentence in nearly_alike(classes):
+            found.warn(f"source: {sentence}")
         if (alike := classes_alike(classes)) is not None:
             found.error(f"source: {alike}")
     for text in (

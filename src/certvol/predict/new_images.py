@@ -64,8 +64,10 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     coverage, max_error = options.coverage, options.max_error
     reject.check_options(coverage, options.min_certainty, options.rejected_dir, max_error)
     has_features = any(is_feature_file(word) for word in options.images)
-    paths, problems = _each_once(options.images), []
-    if not has_features:
+    problems: list[tuple[str, str]] = []
+    if has_features:
+        paths = _each_once(options.images)
+    else:
         paths, problems = image_paths(options.images)
     check_output(options.out, inputs=paths)
     if has_features and options.rejected_dir is not None:
