@@ -227,7 +227,8 @@ def _finish(job: Job) -> Run:
         delivery = job.train()
         model = Model(job.method, job.source.classes, job.config, job.device)
         # Training has ended: only now may the labels of the target be read.
-        true_N = target_labels(job.target, str(model.config.data.target), model.classes)
+        place = str(model.config.data.target)
+        true_N = target_labels(job.target, place, model.classes, job.reporter)
         target = TargetOfRun(job.target.paths, job.views, true_N)
         held_out = HeldOut(job.held_out, job.source.labels[job.held_out])
         outcome = run_target(run, model, target, held_out, team, job.reporter)

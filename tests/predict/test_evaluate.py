@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import certvol
 from certvol.cli._main import run as cli
+from certvol.data.feature_files import open_target_features
+from certvol.predict.evaluate import target_labels
 from support.reporter import RecordingReporter
 
 
@@ -87,6 +90,19 @@ def test_known_images_do_not_count_as_unknown(
     )
     assert mixed["unknown"]["images"] == 12
     assert mixed["unknown"]["auroc"] == pytest.approx(moon["unknown"]["auroc"], abs=1e-6)
+
+
+def test_labels_of_a_file_that_changed_during_the_run_are_not_used(tmp_path: Path) -> None:
+    file, reporter = tmp_path / "rows.npz", RecordingReporter()
+    rows, labels = np.arange(12.0).reshape(6, 2), np.array(["a", "b", "b", "a", "b", "b"])
+    np.savez(file, features=rows, labels=labels)
+    target = open_target_features(file)
+    found = target_labels(target, file, ["a", "b"], reporter)
+    assert found is not None
+    assert sorted(found.tolist()) == [0, 0, 1, 1, 1, 1]
+    np.savez(file, features=rows[::-1], labels=labels[::-1])
+    assert target_labels(target, file, ["a", "b"], reporter) is None
+    assert any("changed since the run began" in text for text in reporter.warned)
 
 
 def test_a_missing_unknown_folder_is_an_error(

@@ -10,7 +10,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from certvol.files import check_regular, fingerprint_of, output_file
 
 SUFFIX = ".npz"
 MOST_COMPRESSED, LEAST_SUSPECT = 100, 256 << 20  # a bomb grows a thousandfold
+Stamp = tuple[int, int, int]  # size and times (ns) of a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,8 @@ class TargetFeatures:
     fingerprint: str
     about: str
     """Backbone, size and weights that made the features; may be empty."""
+    stamp: Stamp | None = field(default=None, kw_only=True)
+    """The state of the file before it was read."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,11 +84,22 @@ def only_one_is_a_file(places: Sequence[Place]) -> str | None:
 
 
 def open_target_features(path: Place) -> TargetFeatures:
+    stamp = stamp_of(path)
     features, paths, about = _read_features(path)
     hashes = row_hashes(features)
     order = np.lexsort(sort_keys(hashes))
     names = [paths[i] for i in order]
-    return TargetFeatures(features, order, names, fingerprint_of(hashes[order].tobytes()), about)
+    fingerprint = fingerprint_of(hashes[order].tobytes())
+    return TargetFeatures(features, order, names, fingerprint, about, stamp=stamp)
+
+
+def stamp_of(path: Place) -> Stamp | None:
+    """Return the state of a file, which every change of it changes; None if it is gone."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:

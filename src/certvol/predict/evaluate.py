@@ -18,6 +18,7 @@ from certvol.data.feature_files import (
     known_labels,
     labels_and_names,
     open_target_features,
+    stamp_of,
 )
 from certvol.data.folders import (
     class_level,
@@ -39,10 +40,16 @@ TargetData = TargetImages | TargetFeatures
 
 
 def target_labels(
-    target: TargetData, place: str | Path, classes: list[str]
+    target: TargetData, place: str | Path, classes: list[str], reporter: Reporter
 ) -> NDArray[np.int64] | None:
     """Return the class of each image of the target at `place`; None unless all have a label."""
     if isinstance(target, TargetFeatures):
+        if stamp_of(place) != target.stamp:  # its rows may have another order now
+            reporter.warn(
+                f"{printable(place)} changed since the run began, so its labels are not used to "
+                "measure accuracy; use `certvol evaluate`"
+            )
+            return None
         return known_labels(place, target.rows, classes)
     return folder_labels(target.paths, classes)
 
