@@ -202,3 +202,14 @@ def test_a_model_can_be_copied_and_pickled(run: certvol.Run, files: list[Path]) 
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert np.array_equal(twin.predict(files).probabilities, expected_NC)
         assert twin._predicting.lock is not model._predicting.lock
+
+
+@pytest.mark.parametrize("name", ["source", "more_sources", "target", "target_labels"])
+def test_a_place_that_is_given_twice_is_refused(
+    name: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {f"data.{name}": str(tmp_path)}
+    if name == "target_labels":
+        settings["target_labels"] = "labels.csv"
+    with pytest.raises(UserError, match=rf"`data\.{name}` and --.* differ"):
+        certvol.adapt(folders[0], folders[1], tmp_path / "run", **settings)

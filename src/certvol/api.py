@@ -43,6 +43,13 @@ from certvol.training import named_choices, pseudo_labels
 from certvol.training.model_choice import Delivery
 from certvol.training.setup import Job
 
+OPTIONS = {  # of `certvol adapt`, by the settings that they give
+    "data.source": "source",
+    "data.more_sources": "source",
+    "data.target": "target",
+    "data.target_labels": "labels",
+}
+
 __all__ = ["Run", "adapt", "evaluate", "extract", "resolve_settings"]
 
 
@@ -125,7 +132,7 @@ def adapt(
     if source is not None:
         first, *more = [source] if isinstance(source, str | Path) else source
         of_sources = {"data.source": str(first), "data.more_sources": joined(more)}
-    given = {**flatten(settings, "settings"), **of_sources, **given}
+    given = _without_conflict(flatten(settings, "settings"), {**of_sources, **given})
     resolved = resolve_settings(preset, config, given, from_run)
     resolved = with_absolute_paths(resolved)
     labels = resolved.data.target_labels
@@ -159,6 +166,18 @@ def adapt(
         return _run_to_end(job)
 
 
+def _without_conflict(settings: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings with those that arguments of their own give; UserError if they differ."""
+    for name, place in places.items():
+        if name in settings and str(settings[name]) != str(place):
+            option = OPTIONS[name]
+            raise UserError(
+                f"`{name}` and --{option} differ: {settings[name]} and {place or 'no more'}; give "
+                f"all places by --{option}"
+            )
+    return {**settings, **places}
+
+
 def _resume(
     run: RunFolder, reporter: Reporter, stop_signal: StopSignal, accept_changes: bool
 ) -> Run:
@@ -181,9 +200,10 @@ def _resume(
     team, device = join_team(config.training.device)
     run = RunFolder(run.path, writes=team.main)
     with run.lock() if team.main else nullcontext():
-        run.note_resumption(describe_environment(device))
         job = Job(run, config, reporter, stop_signal, team, device)
         job.accepts_changes = accept_changes
+        # Until the first checkpoint, the target may still change.
+        run.note_resumption(describe_environment(device), {"target": job.target.fingerprint})
         return _run_to_end(job)
 
 
@@ -207,7 +227,8 @@ def _finish(job: Job) -> Run:
         delivery = job.train()
         model = Model(job.method, job.source.classes, job.config, job.device)
         # Training has ended: only now may the labels of the target be read.
-        true_N = target_labels(job.target, str(model.config.data.target), model.classes)
+        place = str(model.config.data.target)
+        true_N = target_labels(job.target, place, model.classes, job.reporter)
         target = TargetOfRun(job.target.paths, job.views, true_N)
         held_out = HeldOut(job.held_out, job.source.labels[job.held_out])
         outcome = run_target(run, model, target, held_out, team, job.reporter)

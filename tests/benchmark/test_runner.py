@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,17 @@ def test_classes_by_other_names_are_linked_and_the_folder_can_move(
     (tmp_path / "out").rename(tmp_path / "moved")
     benchmark(**caltech, out=tmp_path / "moved")
     assert len(played.jobs) == made
+
+
+def test_runs_on_images_that_changed_are_not_averaged(tmp_path: Path, benchmark: Benchmark) -> None:
+    root = _write_office(tmp_path / "office")
+    office = {"suite": "office-31", "data": root, "out": tmp_path / "out", "methods": ["basic"]}
+    benchmark(**office, tasks=["W-A"], seeds=[0])
+    Image.new("L", (2, 2)).save(root / "amazon" / "mug" / "more.png")
+    with pytest.raises(UserError, match=r"amazon were added, .* since the run runs/W-A/basic/0"):
+        benchmark(**office, tasks=["W-A"], seeds=[0, 1])
+    shutil.rmtree(tmp_path / "out" / "runs" / "W-A")
+    benchmark(**office, tasks=["W-A"], seeds=[0, 1])
 
 
 def test_two_benchmarks_in_one_folder_are_refused(tmp_path: Path, benchmark: Benchmark) -> None:

@@ -92,3 +92,25 @@ def test_the_pretrained_model_of_a_frozen_backbone_predicts(
     right = [Path(row["path"]).parent.name == row["label"] for row in rows_of(out)]
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert sum(right) / len(right) == pytest.approx(metrics["source_only"]["accuracy"])
+
+
+def test_an_image_that_is_named_twice_is_predicted_once(
+    finished: Path, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders[1])
+    (tmp_path / "again").symlink_to(folders[1] / "leaf")
+    words = ["leaf", "./leaf", "sky/../leaf", "leaf/0.png", str(tmp_path / "again")]
+    assert run(["predict", str(finished), *words, "--out", str(tmp_path / "p.csv")]) == 0
+    paths = [row["path"] for row in rows_of(tmp_path / "p.csv")]
+    assert sorted(paths) == sorted(f"leaf/{number}.png" for number in range(12))
+
+
+def test_a_link_to_an_image_keeps_its_own_row(
+    finished: Path, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("a.png", "b.png"):
+        (images / name).symlink_to(folders[1] / "leaf" / "0.png")
+    assert run(["predict", str(finished), str(images), "--out", str(tmp_path / "p.csv")]) == 0
+    assert len(rows_of(tmp_path / "p.csv")) == 2

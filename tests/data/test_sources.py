@@ -14,6 +14,7 @@ from certvol.data.sources import (
     expand_domains,
     find_domains,
     joined,
+    mix_ups,
     places_of,
     read_shares,
     scan_sources,
@@ -196,6 +197,27 @@ def test_features_of_different_backbones_are_not_joined(
     two = _write_rows(tmp_path / "two.npz", 1, ["a", "b"], **changed)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=said):
         open_source_features([one, two])
+
+
+def test_a_file_of_features_counts_once(tmp_path: Path) -> None:
+    one = _write_rows(tmp_path / "one.npz", 0, ["a", "b"])
+    (tmp_path / "link.npz").symlink_to(one)
+    with pytest.raises(UserError, match="share images; give each domain once"):
+        open_source_features([one, tmp_path / "link.npz"])
+    assert mix_ups([one], tmp_path / "link.npz")[0].startswith(
+        "source and target are the same file"
+    )
+
+
+def test_features_are_compared_even_if_the_first_file_does_not_say_what_made_them(
+    tmp_path: Path,
+) -> None:
+    one = _write_rows(tmp_path / "one.npz", 0, ["a", "b"], about="")
+    two = _write_rows(tmp_path / "two.npz", 1, ["a", "b"], about="p")
+    three = _write_rows(tmp_path / "three.npz", 2, ["a", "b"], about="q")
+    with pytest.raises(UserError, match=r"two.npz were made by p, those of .*three.npz by q"):
+        open_source_features([one, two, three])
+    assert open_source_features([one, two]).about == "p"
 
 
 def test_check_reads_all_sources(domains: list[Path], tmp_path: Path, config: DataConfig) -> None:

@@ -83,6 +83,9 @@ def test_other_mistakes_are_explained(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("cat,1\n")
     with pytest.raises(UserError, match="begin with the line `class,share`"):
         _read(str(tmp_path / "bad.csv"))
+    (tmp_path / "bad.csv").write_text("class,share,share\ncat,1,5\n")
+    with pytest.raises(UserError, match="begin with the line `class,share`"):
+        _read(str(tmp_path / "bad.csv"))
     with pytest.raises(UserError, match="did you mean `owl`"):
         _read(classes="cat,owls")
     with pytest.raises(UserError, match="leaves no class"):

@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import certvol
 from certvol.cli._main import run as cli
+from certvol.data.feature_files import open_target_features
+from certvol.predict.evaluate import target_labels
+from support.reporter import RecordingReporter
 
 
 def test_evaluate_agrees_with_the_files_of_the_run(
@@ -69,6 +73,36 @@ def test_images_of_other_classes_are_left_out_and_counted(
     alone = certvol.evaluate(labelled.path, root / "target")
     assert found["adapted"] == alone["adapted"]
     assert found["other_classes"] == {"mugs": len(list((data / "mugs").iterdir()))}
+
+
+def test_known_images_do_not_count_as_unknown(
+    labelled: certvol.Run, root: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(root / "target", tmp_path / "mixed")
+    (tmp_path / "mixed" / "sky").rename(tmp_path / "mixed" / "moon")
+    reporter = RecordingReporter()
+    mixed = certvol.evaluate(
+        labelled.path, tmp_path / "mixed", "cpu", reporter, unknown=tmp_path / "mixed"
+    )
+    assert any(text.startswith("24 of the 36 images") for text in reporter.warned)
+    moon = certvol.evaluate(
+        labelled.path, tmp_path / "mixed", "cpu", unknown=tmp_path / "mixed" / "moon"
+    )
+    assert mixed["unknown"]["images"] == 12
+    assert mixed["unknown"]["auroc"] == pytest.approx(moon["unknown"]["auroc"], abs=1e-6)
+
+
+def test_labels_of_a_file_that_changed_during_the_run_are_not_used(tmp_path: Path) -> None:
+    file, reporter = tmp_path / "rows.npz", RecordingReporter()
+    rows, labels = np.arange(12.0).reshape(6, 2), np.array(["a", "b", "b", "a", "b", "b"])
+    np.savez(file, features=rows, labels=labels)
+    target = open_target_features(file)
+    found = target_labels(target, file, ["a", "b"], reporter)
+    assert found is not None
+    assert sorted(found.tolist()) == [0, 0, 1, 1, 1, 1]
+    np.savez(file, features=rows[::-1], labels=labels[::-1])
+    assert target_labels(target, file, ["a", "b"], reporter) is None
+    assert any("changed since the run began" in text for text in reporter.warned)
 
 
 def test_a_missing_unknown_folder_is_an_error(

@@ -279,6 +279,11 @@ def test_mistakes_are_explained_in_one_sentence(
     assert "unknown format `tflite`" in refused(
         str(root / "run"), "--format", "tflite", "--out", out
     )
+    other = tmp_path / "model.ONNX"
+    other.write_bytes(b"an earlier export")
+    said = refused(str(root / "run"), "--format", "torch", "--out", str(other))
+    assert "names a file of --format onnx; end its name in .pt2" in said
+    assert other.read_bytes() == b"an earlier export"
     assert "holds no run" in refused("nowhere", "--format", "torch", "--out", out)
     assert "--out" in refused(str(root / "run"), "--format", "torch")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

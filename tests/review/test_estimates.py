@@ -219,6 +219,11 @@ def test_max_error_takes_the_random_labels_of_the_run(tmp_path: Path) -> None:
     write(made, range(0, 80), right=False)
     with pytest.raises(UserError, match="give a larger --max-error"):
         reject.choose_rule(made.path, "sigma", max_error=0.05)
+    write(made, range(0, 80))
+    labels = (made.path / "review.csv").read_text().replace(f",{made.classes[0]},", ",misspelt,", 1)
+    (made.path / "review.csv").write_text(labels)
+    with pytest.raises(UserError, match="`misspelt` is not a class of the run"):
+        reject.choose_rule(made.path, "sigma", max_error=0.05)
     (made.path / "review.csv").unlink()
     with pytest.raises(UserError, match="label images with `certvol review"):
         reject.choose_rule(made.path, "sigma", max_error=0.05)

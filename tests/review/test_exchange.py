@@ -171,6 +171,20 @@ def test_skipped_tasks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture
     assert answers.count("unsure") == 2
 
 
+def test_classes_named_like_the_other_answers_are_told_apart_from_them(tmp_path: Path) -> None:
+    classes = ["apple", NONE_WORDS, UNSURE_WORDS, f"{UNSURE_WORDS} *"]
+    made = made_for_review(tmp_path, 40, classes=classes)
+    target = open_target(made.path)
+    tasks_file, interface = export(target, target.queue(4), tmp_path / "tasks.json")
+    choices = [each.get("value") for each in ElementTree.parse(interface).getroot().iter("Choice")]
+    assert choices == [*classes, f"{NONE_WORDS} *", f"{UNSURE_WORDS} * *"]
+    tasks = annotated(json.loads(tasks_file.read_text())[:7], [*choices, None])
+    (tmp_path / "answered.json").write_text(json.dumps(tasks))
+    found = read_answers(tmp_path / "answered.json", target).reviews
+    assert [each.label for each in found] == [*classes, None, None, None]
+    assert [each.answer for each in found] == ["class"] * 4 + ["none", "unsure", "unsure"]
+
+
 def test_mistakes_on_the_command_line_are_named(
     made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

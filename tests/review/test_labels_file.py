@@ -133,3 +133,23 @@ def test_an_answer_that_does_not_fit_on_the_disk_leaves_no_part_of_it(
     assert file.reviews == ANSWERS[:1]
     file.add(ANSWERS[4])
     assert LabelsFile(file.path, CLASSES).reviews == [ANSWERS[0], ANSWERS[4]]
+
+
+@pytest.mark.parametrize("change", [None, "path,label,answer,kind\n", "path;label\n"])
+def test_a_file_that_another_program_changed_is_not_written(
+    change: str | None, tmp_path: Path
+) -> None:
+    file = LabelsFile(tmp_path / "review.csv", CLASSES)
+    file.add(*ANSWERS)
+    file.path.unlink()
+    if change is not None:
+        file.path.write_text(change)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"another program changed .* for --import") as refusal:
+            file.add(Review("e.jpg", "Mug"))
+    assert file.path.exists() == (change is not None)
+    assert change is None or file.path.read_text() == change
+    assert file.reviews == ANSWERS
+    (saved,) = tmp_path.glob("review-*.csv")
+    assert str(saved) in str(refusal.value)
+    assert read_review(saved, CLASSES) == ANSWERS

@@ -1,5 +1,6 @@
 """A run that is resumed keeps the settings that it began with."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import yaml
 
 import certvol
 from certvol.errors import Interrupted, UserError
+from certvol.runs.environment import target_fingerprint
+from certvol.runs.folder import RunFolder
 from certvol.training import setup
 from support.images import tiny, write_domain
 from support.reporter import RecordingReporter
@@ -93,3 +96,33 @@ def test_a_run_keeps_its_precision_on_another_machine(
     assert any("began in fp32 and keeps it" in text for text in reporter.warned)
     for name in ("model.safetensors", "history.jsonl", "predictions.csv"):
         assert (run / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"), [("data", "image_size", 20), ("method", "num_samples", 8)]
+)
+def test_a_model_is_not_used_with_settings_that_were_edited_after_training(
+    section: str, name: str, value: object, folders: Domains, tmp_path: Path
+) -> None:
+    run = certvol.adapt(*folders, out=tmp_path / "run", **tiny()).path
+    edit(run, "training", cycles=30)  # a loaded model does not use it
+    certvol.load(run)
+    edit(run, section, **{name: value})
+    refusal = rf"edited after training \(`{section}\.{name}` .* -> {value}\)"
+    with pytest.raises(UserError, match=refusal):
+        certvol.load(run)
+    with pytest.raises(UserError, match=refusal):
+        certvol.evaluate(run, folders[1], "cpu")
+
+
+def test_a_run_knows_the_target_it_trained_on_if_that_changed_before_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
+    domains = (write_domain(tmp_path / "s"), write_domain(tmp_path / "t", seed=1))
+    run = stopped(domains, tmp_path / "run")
+    before = target_fingerprint(RunFolder(run))
+    shutil.rmtree(run / "checkpoint")
+    (tmp_path / "t" / "sky" / "0.png").unlink()
+    certvol.adapt(resume=run)
+    fresh = certvol.adapt(*domains, out=tmp_path / "fresh", **tiny()).path
+    assert before != target_fingerprint(RunFolder(run)) == target_fingerprint(RunFolder(fresh))

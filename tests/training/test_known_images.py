@@ -55,6 +55,9 @@ def test_labels_of_another_target_with_the_same_names_are_refused(
     other = renumbered(folders[1], tmp_path / "other")
     with pytest.raises(UserError, match=r"about other images.*add --accept-changes to match"):
         go_on(first, tmp_path / "run", target=other)
+    (tmp_path / "link.csv").symlink_to(first / "review.csv")
+    with pytest.raises(UserError, match="about other images"):
+        go_on(first, tmp_path / "run", tmp_path / "link.csv", target=other)
     assert not (tmp_path / "run").exists()
     run = go_on(first, tmp_path / "run", target=other, accept_changes=True)
     assert "apple/0.png" in (run.path / "labels.csv").read_text()

@@ -57,6 +57,29 @@ def test_the_shift_is_stored_with_the_model_and_evaluation_uses_it(
     assert figures["adapted"]["per_class"]["sky"] == 0
 
 
+def test_classes_that_are_ruled_out_do_not_judge_the_model(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {"training__pretrain_steps": 60, "data__holdout": 0.5}
+    whole, _ = _adapt(folders, tmp_path / "whole", **settings)
+    part, _ = _adapt(folders, tmp_path / "part", data__target_classes="leaf,sky", **settings)
+    assert whole.verdict["source"]["images"] == 18
+    assert part.verdict["source"]["images"] == 12
+    assert part.verdict["source"]["before"] > 0.9
+    assert max(part.verdict["temperature"].values()) < 10
+
+
+def test_a_validator_without_images_of_the_allowed_classes_is_refused(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(folders[0], tmp_path / "source"))
+    for number in range(4, 12):
+        (source / "sky" / f"{number}.png").unlink()
+    settings = {"guard__select": "source_accuracy", "data__target_classes": "sky"}
+    with pytest.raises(UserError, match="none of the 1 classes has 5 images"):
+        _adapt((source, folders[1]), tmp_path / "run", **settings)
+
+
 UNEVEN = np.array([12, 6, 3]) / 21
 
 
@@ -161,6 +184,12 @@ def test_a_stopped_run_with_a_prior_ends_with_the_same_bytes(
     with pytest.raises(UserError, match="the prior changed since the run"):
         certvol.adapt(resume=parts)
     prior.write_text("class,share\nsky,1\nleaf,2\napple,3\n")
+    settings_file = parts / "config.yaml"
+    text = settings_file.read_text()
+    settings_file.write_text(text.replace(f"target_prior: {prior}", "target_prior: unknown"))
+    with pytest.raises(UserError, match="the prior changed since the run"):
+        certvol.adapt(resume=parts)
+    settings_file.write_text(text)
     certvol.adapt(resume=parts)
     for file in ("model.safetensors", "predictions.csv", "metrics.json"):
         assert (whole / file).read_bytes() == (parts / file).read_bytes(), file

@@ -18,6 +18,7 @@ from certvol.runs.folder import RunFolder
 from certvol.settings import TrainingConfig, read_settings_file
 from certvol.training.planner import Planner, SourceRows
 from support.images import tiny, tiny_head, write_domain
+from support.reporter import RecordingReporter
 from support.run_folders import read_table
 from support.stop_at import StopAt
 
@@ -155,3 +156,12 @@ def test_reviewing_needs_the_target_alone(office: Path, tmp_path: Path) -> None:
     kept = read_settings_file(again.path / "config.yaml")
     assert kept["data.more_sources"] == str(office / "b")
     assert api.evaluate(run.path, office / "t", "cpu")["adapted"]["accuracy"] > 0
+
+
+def test_a_run_warns_of_classes_and_domains_that_are_probably_the_same(tmp_path: Path) -> None:
+    one, two = (write_domain(tmp_path / name, seed=i) for i, name in enumerate(("one", "two")))
+    (two / "leaf").rename(two / "Leaf")
+    reporter = RecordingReporter()
+    certvol.adapt([one, two], two, out=tmp_path / "run", reporter=reporter, **tiny())
+    assert any("'Leaf', 'leaf' differ only in case" in text for text in reporter.warned)
+    assert any("source and target are the same folder" in text for text in reporter.warned)

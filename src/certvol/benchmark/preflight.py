@@ -66,6 +66,15 @@ def check_folder(out: Path, suite: str, root: Path | None) -> None:
         )
 
 
+def earlier_images(out: Path) -> dict[str, str]:
+    """Return the fingerprints of the domains that earlier calls with this folder used."""
+    try:
+        found = json.loads((out / "benchmark.json").read_text(encoding="utf-8")).get("images")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def check_network(config: Config, device_here: bool) -> None:
     """Raise UserError if the device, backbone or weights file of some runs does not exist.
 

@@ -70,6 +70,7 @@ class _Benchmark:
         self.jobs = self._make_jobs()
         self.attempts = Attempts(self.out / "attempts.jsonl")
         self.earlier = self._find_earlier()
+        self.images = self._check_images()
         for job in self.jobs:
             config = self.configs[job.method]
             if not RunFolder(job.folder).finished:
@@ -123,6 +124,22 @@ class _Benchmark:
             and method.partition("@")[0] in methods
         ]
 
+    def _check_images(self) -> dict[str, str]:
+        """Return each domain's fingerprint; refuse finished runs on other images of a domain."""
+        now = suite_data.fingerprints(self.suite, self.located)
+        before = preflight.earlier_images(self.out)
+        changed = [letter for letter, found in now.items() if before.get(letter, found) != found]
+        for key in (*(job.key for job in self.jobs), *self.earlier):
+            domains = self.suite.domains_of(key[0]) or ()
+            of_run = [letter for letter in changed if letter in domains]
+            if of_run and self._folder(key).finished:
+                place = printable(str(self.located[of_run[0]].folder))
+                raise UserError(
+                    f"files in {place} were added, removed, renamed or replaced since the run "
+                    f"{run_name(key)}, and means would mix both; undo that, or give another --out"
+                )
+        return {**before, **now}
+
     def _folder(self, key: RunKey) -> RunFolder:
         return RunFolder(self.out / run_name(key))
 
@@ -156,7 +173,7 @@ class _Benchmark:
         """Write what the runs need: images, links and settings."""
         folders = suite_data.prepare(self.suite, self.located, self.data)
         root = None if self.root is None else str(self.root.resolve())
-        about = {"suite": self.suite.name, "data": root}
+        about = {"suite": self.suite.name, "data": root, "images": self.images}
         write_text(self.out / "benchmark.json", json.dumps(about) + "\n")
         warnings = suite_data.count_warnings(self.suite, folders)
         for warning in suite_data.list_warnings(self.suite, self.located) + warnings:

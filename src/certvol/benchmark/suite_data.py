@@ -1,5 +1,6 @@
 """Find a suite's data, check it, and give each domain's classes the suite's names."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from certvol.benchmark.suite import Domain, Suite
 from certvol.data.digits import digit_domains_exist, write_digit_domains
 from certvol.data.folders import class_level, class_of, name_some, printable, reason_of, scan
 from certvol.errors import UserError
+from certvol.files import fingerprint_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,20 @@ def prepare(suite: Suite, located: Mapping[str, Located], work: Path) -> dict[st
         if (folder := domain.for_runs(work)) != domain.folder:
             _link_images(domain, folder)
     return {letter: domain.for_runs(work) for letter, domain in located.items()}
+
+
+def fingerprints(suite: Suite, located: Mapping[str, Located]) -> dict[str, str]:
+    """Return a hash of the names and sizes of each domain's files, by its letter.
+
+    Empty if certvol makes the images itself: these never change.
+    """
+    if suite.own_images is not None:
+        return {}
+    listings = {letter: scan(domain.folder) for letter, domain in located.items()}
+    return {
+        letter: fingerprint_of(os.fsencode("\0".join(each.paths)), each.status_N3[:, 0].tobytes())
+        for letter, each in listings.items()
+    }
 
 
 def list_warnings(suite: Suite, located: Mapping[str, Located]) -> list[str]:

@@ -4,7 +4,8 @@ Bytes of a name that are not UTF-8 are written as by Python's error handler `bac
 `caf\\xe9.jpg`.
 """
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
@@ -41,6 +42,21 @@ def classes_alike(classes: Sequence[str]) -> str | None:
                 f"`{printable(label_cell(name))}` in tables; rename one of them"
             )
     return None
+
+
+def nearly_alike(classes: Iterable[str]) -> list[str]:
+    """Describe the classes whose names differ only in how they are written, a sentence a group."""
+    groups: dict[str, list[str]] = {}
+    for name in classes:
+        plain = " ".join(unicodedata.normalize("NFC", name).casefold().split())
+        groups.setdefault(plain, []).append(name)
+    shown = [", ".join(repr(printable(name)) for name in names) for names in groups.values()]
+    return [
+        f"the names of the classes {names} differ only in case, in spaces or in how an accent is "
+        "written; merge the folders if they mean the same"
+        for names, group in zip(shown, groups.values(), strict=True)
+        if len(group) > 1
+    ]
 
 
 def check_classes(classes: Sequence[str]) -> None:

@@ -5,16 +5,15 @@ Every image is read and decoded; of two `.npz` files, every row is read.
 
 import contextlib
 import os
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from certvol.data import Place, check_target
-from certvol.data.cells import classes_alike
+from certvol.data.cells import classes_alike, nearly_alike
 from certvol.data.decode_pool import read_images
 from certvol.data.decoding import Pixels
 from certvol.data.feature_files import (
@@ -38,7 +37,7 @@ from certvol.data.folders import (
     printable,
     scan,
 )
-from certvol.data.sources import scan_sources
+from certvol.data.sources import mix_ups, scan_sources
 from certvol.errors import UserError
 from certvol.progress import Progress, Silent
 from certvol.settings import DataConfig
@@ -123,12 +122,15 @@ def check(
         classes, *domains = _check_features(sources, target, found)
     else:
         classes, *domains = _check_images(sources, target, config, progress or Silent(), found)
+    for sentence in mix_ups(sources, target):
+        found.warn(sentence)
     in_source, in_target = domains
     counter = Counter(in_source.classes)
     counts = {name: counter[name] for name in classes}
     if classes:
         _about_counts(counts, found)
-        _about_names(classes, found)
+        for sentence in nearly_alike(classes):
+            found.warn(f"source: {sentence}")
         if (alike := classes_alike(classes)) is not None:
             found.error(f"source: {alike}")
     for text in (
@@ -177,8 +179,6 @@ def _check_images(
             _about_class_folders(part, found)
     with _faults(found, "target: "):
         target_listing = scan(Path(target))
-    for source in sources:
-        _about_overlap(os.path.realpath(source), os.path.realpath(target), found)
     in_source = _read("source", source_listing, config, progress)
     in_source.classes = [of_source.get(path) for path in in_source.paths]
     in_target = _read("target", target_listing, config, progress)
@@ -187,16 +187,6 @@ def _check_images(
     _about_files(source_listing, in_source, found)
     _about_files(target_listing, in_target, found)
     return classes, in_source, in_target
-
-
-def _about_overlap(source: str, target: str, found: _Findings) -> None:
-    if source == target:
-        found.warn("source and target are the same folder, so there is nothing to adapt to")
-    elif os.path.commonpath([source, target]) in (source, target):
-        found.warn(
-            "one of the two folders lies inside the other, so its images count for both; give each "
-            "domain a folder of its own"
-        )
 
 
 def _read(which: str, listing: Listing | None, config: DataConfig, progress: Progress) -> _Domain:
@@ -330,19 +320,6 @@ def _about_counts(counts: dict[str, int], found: _Findings) -> None:
             f"{printable(least)} has {readable[least]}; batches draw classes equally often, so "
             "images of small classes repeat often"
         )
-
-
-def _about_names(classes: Iterable[str], found: _Findings) -> None:
-    groups: dict[str, list[str]] = {}
-    for name in classes:
-        groups.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
-    for names in groups.values():
-        if len(names) > 1:
-            shown = ", ".join(repr(printable(name)) for name in names)
-            found.warn(
-                f"source: the names of the classes {shown} differ only in case or in how an accent "
-                "is written; merge the folders if they mean the same"
-            )
 
 
 def _duplicates(domain: _Domain, found: _Findings) -> list[list[str]]:

@@ -10,7 +10,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from certvol.data import Features, Indices, Place
 from certvol.data.decoding import HASH_BYTES
 from certvol.data.domains import sort_keys
 from certvol.data.folders import class_numbers, name_some, printable, reason_of
-from certvol.data.sources import with_origins
+from certvol.data.sources import check_apart, with_origins
 from certvol.errors import UserError, first_line
 from certvol.files import check_regular, fingerprint_of, output_file
 
 SUFFIX = ".npz"
 MOST_COMPRESSED, LEAST_SUSPECT = 100, 256 << 20  # a bomb grows a thousandfold
+Stamp = tuple[int, int, int]  # size and times (ns) of a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,8 @@ class TargetFeatures:
     fingerprint: str
     about: str
     """Backbone, size and weights that made the features; may be empty."""
+    stamp: Stamp | None = field(default=None, kw_only=True)
+    """The state of the file before it was read."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,23 +84,37 @@ def only_one_is_a_file(places: Sequence[Place]) -> str | None:
 
 
 def open_target_features(path: Place) -> TargetFeatures:
+    stamp = stamp_of(path)
     features, paths, about = _read_features(path)
     hashes = row_hashes(features)
     order = np.lexsort(sort_keys(hashes))
     names = [paths[i] for i in order]
-    return TargetFeatures(features, order, names, fingerprint_of(hashes[order].tobytes()), about)
+    fingerprint = fingerprint_of(hashes[order].tobytes())
+    return TargetFeatures(features, order, names, fingerprint, about, stamp=stamp)
+
+
+def stamp_of(path: Place) -> Stamp | None:
+    """Return the state of a file, which every change of it changes; None if it is gone."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
     """Open the features of one source or several; of several, a row's name begins with its file."""
     if isinstance(places, str | os.PathLike):
         return _open_one_source(places)
+    check_apart(places)
     parts = [_open_one_source(place) for place in places]
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    for place, part in zip(places[1:], parts[1:], strict=True):
-        check_comparable(first, part, (f"of {printable(places[0])}", f"of {printable(place)}"))
+        return parts[0]
+    named = list(zip(places, parts, strict=True))
+    described = [(place, part) for place, part in named if part.about]
+    for (one_place, one), *others in (named, described or named):
+        for place, part in others:
+            check_comparable(one, part, (f"of {printable(one_place)}", f"of {printable(place)}"))
     classes = sorted({name for part in parts for name in part.classes})
     number = {name: i for i, name in enumerate(classes)}
     features = np.concatenate([part.features[part.rows] for part in parts])
@@ -110,7 +127,8 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
         for place, part in zip(places, parts, strict=True)
         for name in part.paths
     ]
-    found = _ordered(features, names, first.about, labels, classes)
+    about = next((part.about for part in parts if part.about), "")
+    found = _ordered(features, names, about, labels, classes)
     origins = origins[found.rows]
     return replace(found, origins=origins, fingerprint=with_origins(found.fingerprint, origins))
 

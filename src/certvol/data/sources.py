@@ -150,7 +150,7 @@ def scan_sources(places: Sequence[Place]) -> SourceListing:
     parts = [scan(Path(place)) for place in places]
     if len(parts) == 1:
         return SourceListing(parts, parts[0], np.arange(len(parts[0].paths)))
-    _check_apart([part.root for part in parts])
+    check_apart([part.root for part in parts])
     root = Path(os.path.commonpath([part.root for part in parts]))
     prefixed = [(part.root.relative_to(root).as_posix() + "/", part) for part in parts]
     paths = [above + path for above, part in prefixed for path in part.paths]
@@ -168,14 +168,32 @@ def scan_sources(places: Sequence[Place]) -> SourceListing:
     return SourceListing(parts, listing, order_N)
 
 
-def _check_apart(roots: Sequence[Path]) -> None:
+def check_apart(roots: Sequence[Place]) -> None:
+    """Refuse sources that are the same, or lie in one another."""
     for i, one in enumerate(roots):
         for other in roots[i + 1 :]:
             if _is_inside(one, other) or _is_inside(other, one):
                 raise UserError(
-                    f"the sources {printable(str(one))} and {printable(str(other))} share images; "
+                    f"the sources {printable(one)} and {printable(other)} share images; "
                     "give each domain once"
                 )
+
+
+def mix_ups(sources: Sequence[Place], target: Place) -> list[str]:
+    """Warn of images that count for both domains."""
+    return list(dict.fromkeys(filter(None, (_mix_up(source, target) for source in sources))))
+
+
+def _mix_up(source: Place, target: Place) -> str | None:
+    if _same(source, target):
+        kind = "folder" if Path(target).is_dir() else "file"
+        return f"source and target are the same {kind}, so there is nothing to adapt to"
+    if _is_inside(source, target) or _is_inside(target, source):
+        return (
+            "one of the two folders lies inside the other, so its images count for both; give each "
+            "domain a folder of its own"
+        )
+    return None
 
 
 def _same(one: Place, other: Place) -> bool:

@@ -165,7 +165,8 @@ def _read_shares(path: Path, classes: list[str]) -> Shares:
         check_regular(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ())[:2] != COLUMNS:
+            names = reader.fieldnames or ()
+            if tuple(names[:2]) != COLUMNS or len(set(names)) < len(names):
                 raise UserError(f"{where} should begin with the line `class,share`")
             rows = []
             for row in reader:

@@ -18,6 +18,7 @@ from certvol.data.feature_files import (
     known_labels,
     labels_and_names,
     open_target_features,
+    stamp_of,
 )
 from certvol.data.folders import (
     class_level,
@@ -39,10 +40,16 @@ TargetData = TargetImages | TargetFeatures
 
 
 def target_labels(
-    target: TargetData, place: str | Path, classes: list[str]
+    target: TargetData, place: str | Path, classes: list[str], reporter: Reporter
 ) -> NDArray[np.int64] | None:
     """Return the class of each image of the target at `place`; None unless all have a label."""
     if isinstance(target, TargetFeatures):
+        if stamp_of(place) != target.stamp:  # its rows may have another order now
+            reporter.warn(
+                f"{printable(place)} changed since the run began, so its labels are not used to "
+                "measure accuracy; use `certvol evaluate`"
+            )
+            return None
         return known_labels(place, target.rows, classes)
     return folder_labels(target.paths, classes)
 
@@ -102,11 +109,7 @@ def evaluate(
     others = None
     if unknown is not None:
         others = _open(unknown, model, reporter)
-        if target_labels(others, unknown, classes) is not None:
-            reporter.warn(
-                f"the folders in {unknown} are named like the run's classes; give --unknown a "
-                "folder with images of other classes"
-            )
+        others_U = _unknown_images(others, unknown, classes, reporter)
     pretrained = load(run, device, "pretrained")
     batches = _test_batches(target, pretrained, known.rows_P)
     before = run_batches(pretrained.method, batches, domain_at_start(pretrained.config))
@@ -138,14 +141,36 @@ def evaluate(
         found["left_out"] = left_out
     if others is not None:
         foreign = measuring.run_with_measures(
-            method, _test_batches(others, model), TARGET, settings
+            method, _test_batches(others, model, others_U), TARGET, settings
         )
-        foreign.refuse_faulty(others.paths)
+        foreign.refuse_faulty([others.paths[row] for row in others_U])
         foreign = foreign.at_temperature(model.temperature)
         separation = measuring.open_set_figures(outputs, foreign)
         best = measuring.recommended(separation["auroc"], len(true_N), separation["images"], usual)
         found["unknown"] = {"data": str(unknown), **separation, "recommended": best}
     return found
+
+
+def _unknown_images(
+    others: TargetData, place: str | Path, classes: list[str], reporter: Reporter
+) -> NDArray[np.int64]:
+    """Return the numbers of the images given as unknown that are in no folder of a known class.
+
+    If all are in such folders, return all: their names then mean something else.
+    """
+    known, count = known_part(others, place, classes).rows_P, len(others)
+    if len(known) == count:
+        reporter.warn(
+            f"the folders in {place} are named like the run's classes; give --unknown a "
+            "folder with images of other classes"
+        )
+    elif len(known):
+        reporter.warn(
+            f"{len(known)} of the {count} images in {place} are of the run's classes, so they are "
+            "left out of the unknown ones"
+        )
+        return np.setdiff1d(np.arange(count), known)
+    return np.arange(count)
 
 
 def _explain_missing_labels(target: TargetData, data: str | Path, classes: list[str]) -> str:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from certvol.data.augment import cache_size, crops_at_shifts
+from certvol.data.folders import printable
 from certvol.errors import RunFailed, UserError, first_line
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.backbones import features_dim
@@ -95,6 +96,7 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
     exporter = FORMATS[format]
     exporter.check()
     check_output(out)
+    _check_ending(format, Path(out))
     model = load(run, "cpu")
     metadata = describe(run, model)
     kind = ExportedHead
@@ -111,6 +113,19 @@ def export(run: str | Path, out: str | Path, format: str = "onnx") -> dict[str, 
         )
     write_output(out, content)
     return {**metadata, "difference": difference}
+
+
+def _check_ending(format: str, place: Path) -> None:
+    """Refuse a file name that belongs to another format."""
+    ending = place.suffix.lower()
+    for name, each in FORMATS.items():
+        if name != format and ending in each.endings:
+            usual = FORMATS[format].endings
+            advice = f"end its name in {usual[0]}" if usual else "give it another name"
+            raise UserError(
+                f"--out {printable(place)} names a file of --format {name}; {advice}, or give "
+                f"--format {name}"
+            )
 
 
 def describe(run: str | Path, model: Model) -> dict[str, Any]:

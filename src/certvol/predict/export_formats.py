@@ -34,6 +34,8 @@ class Exporter:
     """Runs the file's content on inputs, to compare its outputs with the model's."""
     check: Callable[[], None] = lambda: None
     """Raises UserError if a package that the format needs is missing."""
+    endings: tuple[str, ...] = ()
+    """The usual ends of file names, in small letters."""
 
 
 def _check_onnx_installed() -> None:
@@ -108,6 +110,10 @@ def quiet() -> Iterator[None]:
 
 # Keys are the values of `--format`.
 FORMATS = {
-    "onnx": Exporter("an ONNX model", _write_onnx, _run_onnx, check=_check_onnx_installed),
-    "torch": Exporter("a torch.export program, .pt2", _write_torch, _run_torch),
+    "onnx": Exporter(
+        "an ONNX model", _write_onnx, _run_onnx, check=_check_onnx_installed, endings=(".onnx",)
+    ),
+    "torch": Exporter(
+        "a torch.export program, .pt2", _write_torch, _run_torch, endings=(".pt2", ".pt", ".pth")
+    ),
 }

@@ -18,6 +18,7 @@ from certvol.predict.forward import certainty
 from certvol.predict.random_sample import RandomSample, sample_of
 from certvol.predict.target_table import target_values
 from certvol.progress import percent
+from certvol.runs.checkpoint import explained, read_about
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, read_review, row_of_path
@@ -110,7 +111,9 @@ def rule_by_labels(run: str | Path, measure: str, max_error: float) -> Rule:
     paths, values_N = target_values(run, measure, "--max-error")
     certainty_N = certainty(measure, values_N)
     labels = read_column(folder.predictions, "label")
-    reviews, sample = read_review(folder.review, may_be_torn=True), sample_of(folder)
+    # A misspelt class in a file edited by hand would count as an error of the model.
+    reviews = read_review(folder.review, _classes(folder), may_be_torn=True)
+    sample = sample_of(folder)
     judged = compare_reviews(reviews, paths, labels, trained_on(folder)).in_order(sample)
     allowed = in_units(measure, certainty_N, judged, max_error, len(sample.order))
     if allowed.threshold is None:
@@ -120,6 +123,11 @@ def rule_by_labels(run: str | Path, measure: str, max_error: float) -> Rule:
     unknown_N = certainty_N[[row_of[path] for path in unknown if path in row_of]]
     rejected = int((unknown_N < certainty(measure, np.float32(allowed.threshold))).sum())
     return Rule(measure, allowed.threshold, allowed.coverage, max_error, len(unknown_N), rejected)
+
+
+def _classes(run: RunFolder) -> list[str]:
+    with explained(run.model):
+        return list(read_about(run.model)["classes"])
 
 
 def in_units(

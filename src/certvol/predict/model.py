@@ -29,10 +29,11 @@ from certvol.predict.forward import Outputs, run_batches
 from certvol.predict.max_error import Rule
 from certvol.predict.reject import check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
+from certvol.runs.changed_settings import check_unchanged
 from certvol.runs.checkpoint import FROZEN, explained, load_into, load_with_about
 from certvol.runs.folder import RunFolder
 from certvol.scores.calibration import COLDEST, HOTTEST
-from certvol.settings import Config, read_settings_file, resolve
+from certvol.settings import Config, flatten, read_settings_file, resolve
 
 PREDICT_BATCH = 256
 Which = Literal["delivered", "pretrained"]  # the model that a run delivers, or its pretrained one
@@ -296,6 +297,7 @@ def load(run: str | Path, device: str = "auto", which: Which = "delivered") -> M
     folder.check_run()
     weights = folder.model if which == "delivered" else folder.pretrained
     config = resolve(methods.config_classes(), file=read_settings_file(folder.config))
+    check_unchanged(folder, flatten(config.as_dict(), str(folder.config)))
     # The delivered weights alone hold a frozen backbone.
     needs_backbone = which == "pretrained" and config.model.train == "head"
     folder.check_complete(weights, folder.model if needs_backbone else weights)

@@ -64,7 +64,11 @@ def predict(options: PredictOptions, reporter: Reporter) -> Predicted:
     coverage, max_error = options.coverage, options.max_error
     reject.check_options(coverage, options.min_certainty, options.rejected_dir, max_error)
     has_features = any(is_feature_file(word) for word in options.images)
-    paths, problems = (list(options.images), []) if has_features else image_paths(options.images)
+    problems: list[tuple[str, str]] = []
+    if has_features:
+        paths = _each_once(options.images)
+    else:
+        paths, problems = image_paths(options.images)
     check_output(options.out, inputs=paths)
     if has_features and options.rejected_dir is not None:
         raise UserError(
@@ -137,7 +141,21 @@ def image_paths(images: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]
             raise UserError(f"there is no file, folder or match for `{word}`")
     if not found:
         raise UserError(f"no images in {', '.join(images)}")
-    return list(dict.fromkeys(found)), problems
+    return _each_once(found), problems
+
+
+def _each_once(paths: Sequence[str]) -> list[str]:
+    """Drop paths to a file that an earlier path names in another way, such as `./a` after `a`.
+
+    A link to an image is an image of its own.
+    """
+    real_of: dict[str, str] = {}
+    by_file: dict[tuple[str, str], str] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        real = real_of.setdefault(folder, os.path.realpath(folder))
+        by_file.setdefault((real, name), path)
+    return list(by_file.values())
 
 
 def _image_batches(
@@ -174,12 +192,26 @@ def _feature_batches(
 ) -> Iterator[Tensor]:
     """Yield batches of the features in files; of several views only the first, the test view."""
     reporter.start("predicting", len(files))
+    file_of: dict[str, str] = {}
     for file in files:
         features = open_target_features(file)
         model.check_features(features.dim, file, features.about)
+        _check_names(features.paths, file, file_of)
         found.paths += features.paths
         for start in range(0, len(features.rows), PREDICT_BATCH):
             rows = features.rows[start : start + PREDICT_BATCH]
             yield torch.from_numpy(features.features[rows, 0]).to(model.device)
         reporter.advance()
     reporter.finish()
+
+
+def _check_names(names: Sequence[str], file: str, file_of: dict[str, str]) -> None:
+    """Note the file of each row; UserError if another file has a row of the same name."""
+    for name in names:
+        if (other := file_of.get(name, file)) != file:
+            raise UserError(
+                f"{printable(other)} and {printable(file)} both have a row named "
+                f"{printable(name)}, which the predictions could not tell apart; predict each file "
+                "by itself, or give their rows different `paths`"
+            )
+    file_of |= dict.fromkeys(names, file)

@@ -2,7 +2,7 @@
 
 import secrets
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -14,7 +14,14 @@ from certvol.review.exchange import export, read_answers
 from certvol.review.guesses import make_guesses, stored_guesses
 from certvol.review.labels_file import LabelsFile, opened
 from certvol.review.session import Session
-from certvol.review.target import find_images, newer_images, open_target
+from certvol.review.target import (
+    ReviewTarget,
+    are_of_the_run,
+    changed_since,
+    find_images,
+    newer_images,
+    open_target,
+)
 from certvol.runs.folder import RunFolder
 from certvol.runs.review_labels import Review
 
@@ -47,16 +54,14 @@ def label(
     gone = sum(files[item.row] is None for item in items)
     if gone:
         reporter.warn(f"{gone} of the {len(items)} images to label are gone")
-    if newer := newer_images(target, [files[item.row] for item in items]):
-        reporter.warn(
-            f"{len(newer)} of the images to label are newer than the run, such as "
-            f"{printable(newer[0])}; if they changed, make a new run, because its predictions are "
-            "about the images before"
-        )
+    asked = [files[item.row] for item in items]
+    are_others = _warn_of_other_images(target, asked, files, options, reporter)
     with opened(target.run, target.classes) as labels:
         rows = [item.row for item in items]
         rows += [target.row_of[each.path] for each in labels.reviews if each.path in target.row_of]
-        guesses = make_guesses(target, rows, files, options.device, reporter)
+        # Guesses are kept in the run, so they must be about its own images.
+        known = [] if are_others else rows
+        guesses = make_guesses(target, known, files, options.device, reporter)
         session = Session(target, items, files, guesses, labels, options.max_error)
         token = secrets.token_urlsafe(16)
         with server.listen(port) as listener:
@@ -67,6 +72,36 @@ def label(
                 webbrowser.open(address)
             server.serve(session, listener, token)
         yield from summary(target.run, session.estimates())
+
+
+def _warn_of_other_images(
+    target: ReviewTarget,
+    asked: Sequence[str | None],
+    files: Sequence[str | None],
+    options: ReviewOptions,
+    reporter: Reporter,
+) -> bool:
+    """Warn if the images that the page would show may not be those that the run predicted.
+
+    Return whether some are not.
+    """
+    if newer := newer_images(target, asked):
+        reporter.warn(
+            f"{len(newer)} of the images to label are newer than the run, such as "
+            f"{printable(newer[0])}; if they changed, make a new run, because its predictions are "
+            "about the images before"
+        )
+        return True
+    is_doubtful = options.images is not None or changed_since(target, asked)
+    if is_doubtful and are_of_the_run(target, files, reporter) is False:
+        where = options.images or str(target.record.target)
+        reporter.warn(
+            f"some images in {printable(where)} are not those of the run, although they have the "
+            "same names. Labels would go to the wrong predictions: give the images of the run, or "
+            "make a new run"
+        )
+        return True
+    return False
 
 
 def export_tasks(run: str, labels: int, out: str) -> Iterator[str]:

@@ -33,7 +33,7 @@ from certvol.runs.review_labels import (
 from certvol.runs.tables import csv_text, label_cell
 
 NONE_WORDS, UNSURE_WORDS = "None of these classes", "Not sure"
-OTHER_ANSWERS: dict[str, Answer] = {NONE_WORDS: "none", UNSURE_WORDS: "unsure"}
+MARK = " *"  # behind these words if a class has their name
 
 
 def export(target: ReviewTarget, items: Sequence[Item], out: str | Path) -> list[Path]:
@@ -102,8 +102,18 @@ def _task(target: ReviewTarget, item: Item) -> dict[str, Any]:
     }
 
 
+def _words(classes: Sequence[str]) -> tuple[str, str]:
+    """Return the choices for none of the classes and for not sure; neither is a class."""
+    none, unsure = NONE_WORDS, UNSURE_WORDS
+    while none in classes:
+        none += MARK
+    while unsure in classes:
+        unsure += MARK
+    return none, unsure
+
+
 def _interface(classes: Sequence[str]) -> str:
-    choices = [*classes, NONE_WORDS, UNSURE_WORDS]
+    choices = [*classes, *_words(classes)]
     lines = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in choices)
     return (
         '<View>\n  <Image name="image" value="$image"/>\n'
@@ -167,17 +177,19 @@ def _answers(tasks: Iterable[dict[str, Any]]) -> Iterable[Review]:
             if not annotation.get("was_cancelled"):
                 results = [each["value"].get("choices") for each in annotation["result"]]
                 label = next((choices for choices in results if choices), label)
-        if label is None and _is_skipped(task):
-            label = UNSURE_WORDS
+        is_skipped = label is None and _is_skipped(task)
         if isinstance(label, dict):
             label = label["choices"]
         if isinstance(label, list):
             label = label[0] if label else None
-        if label is not None:
-            kind = about.get("kind", "chosen")
+        if label is not None or is_skipped:
+            kind, path = about.get("kind", "chosen"), clean_path(str(about["path"]))
             if kind not in ("random", "chosen"):
                 raise ValueError(f"the kind `{kind}` is neither random nor chosen")
-            yield Review(clean_path(str(about["path"])), str(label), kind)
+            if is_skipped:
+                yield Review(path, None, kind, "unsure")
+            else:
+                yield Review(path, str(label), kind)
 
 
 def _is_skipped(task: dict[str, Any]) -> bool:
@@ -197,7 +209,9 @@ def _checked(review: Review, shown: str, target: ReviewTarget, cells: dict[str, 
         )
     if review.label is None:
         return review
-    if review.label in OTHER_ANSWERS and review.label not in target.classes:
-        return replace(review, label=None, answer=OTHER_ANSWERS[review.label])
+    none, unsure = _words(target.classes)
+    others: dict[str, Answer] = {none: "none", unsure: "unsure"}
+    if review.label in others:
+        return replace(review, label=None, answer=others[review.label])
     where = f"{shown}, {printable(review.path)}"
     return replace(review, label=class_of_cell(review.label, where, cells))

@@ -92,12 +92,11 @@ def make_guesses(
             raise UserError(f"the weights of {target.run.path} have other classes than its tables")
         by_model.append(_probabilities(model, target, new, files, progress))
     progress.finish()
-    is_read_R = by_model[1].any(axis=1)
-    before_R = np.where(is_read_R, by_model[1].argmax(axis=1), -1)
+    is_read_R = by_model[1].any(axis=1)  # the others may be found again later
     found = Guesses(
-        np.concatenate([stored.rows_R, np.array(new, dtype=np.int64)]),
-        np.concatenate([stored.probabilities_RC, by_model[0]]),
-        np.concatenate([stored.before_R, before_R]),
+        np.concatenate([stored.rows_R, np.array(new, dtype=np.int64)[is_read_R]]),
+        np.concatenate([stored.probabilities_RC, by_model[0][is_read_R]]),
+        np.concatenate([stored.before_R, by_model[1][is_read_R].argmax(axis=1)]),
     )
     tensors = {
         "rows": torch.from_numpy(found.rows_R),

@@ -1,5 +1,6 @@
 """Write RUN/review.csv: a line per answer, synced to disk before the next image is shown."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from certvol.data.folders import printable
 from certvol.errors import UserError
-from certvol.files import held_alone, sync, sync_folder
+from certvol.files import held_alone, sync, sync_folder, write_atomically
 from certvol.runs.folder import RunFolder
 from certvol.runs.review_labels import COLUMNS, UNDONE, Review, read_review, review_cells
 from certvol.runs.tables import csv_text, write_text
@@ -19,8 +20,11 @@ class LabelsFile:
     def __init__(self, path: Path, classes: Sequence[str]) -> None:
         self.path, self.classes = path, classes
         self._answers: dict[str, Review] = {}
+        self._content = b""
+        """What the file holds, unless another program changes it."""
         if path.exists():
             _repair(path)
+            self._content = path.read_bytes()
             self._answers = {
                 each.path: each for each in read_review(path, classes, may_be_torn=True)
             }
@@ -46,18 +50,32 @@ class LabelsFile:
         del self._answers[path]
 
     def _append(self, rows: Sequence[Sequence[str]]) -> None:
-        text = "".join(csv_text(row, ()) for row in rows)
+        header = "" if self._content else csv_text(COLUMNS, ())
+        text = header + "".join(csv_text(row, ()) for row in rows)
+        data, before = text.encode("utf-8", "surrogateescape"), len(self._content)
         try:
-            before = self.path.stat().st_size if self.path.exists() else 0
+            if (self.path.read_bytes() if self.path.exists() else b"") != self._content:
+                raise UserError(self._explain_change())
             with self.path.open("ab", buffering=0) as file:
-                if before == 0:
-                    text = csv_text(COLUMNS, ()) + text
-                _write_all(file, text.encode("utf-8", "surrogateescape"), before)
+                _write_all(file, data, before)
             if before == 0:
                 sync_folder(self.path.parent)
         except OSError as error:
             reason = error.strerror or error
-            raise UserError(f"cannot write {printable(self.path)}: {reason}") from None
+            raise UserError(f"cannot write {printable(str(self.path))}: {reason}") from None
+        self._content += data
+
+    def _explain_change(self) -> str:
+        """Save the answers so far in a file of their own, because the other program's file wins."""
+        text = (
+            f"another program changed {printable(str(self.path))} while it was open here, so this "
+            "answer is not saved; end the page with Ctrl-C and start it again"
+        )
+        if self._content:
+            name = f"review-{hashlib.blake2b(self._content, digest_size=4).hexdigest()}.csv"
+            write_atomically(place := self.path.with_name(name), self._content)
+            text += f". The answers before it are in {printable(str(place))}, for --import"
+        return text
 
 
 def _write_all(file: FileIO, data: bytes, before: int) -> None:

@@ -1,5 +1,6 @@
 """Read what a reviewer needs of a run's target images: their files and predictions."""
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,17 +10,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data.decoding import HASH_BYTES, UnreadableImage, read_file
 from certvol.data.feature_files import is_feature_file
 from certvol.data.folders import printable, scan
 from certvol.errors import UserError
+from certvol.files import fingerprint_of
+from certvol.nn.backbones import features_dim
 from certvol.predict.forward import certainty
 from certvol.predict.random_sample import GIVEN, TRAINED, RandomSample, random_sample
 from certvol.predict.target_table import check_same_rows, target_values
+from certvol.progress import Progress
 from certvol.report.records import Images, Record, read_record
 from certvol.review.sampling import Item, useful_order
+from certvol.runs.environment import target_fingerprint
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import clean_path, row_of_path
+from certvol.settings import DataConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,3 +143,41 @@ def newer_images(target: ReviewTarget, files: Sequence[str | None]) -> list[str]
             if file is not None and Path(file).stat().st_mtime > predicted:
                 found.append(file)
     return found
+
+
+def changed_since(target: ReviewTarget, files: Sequence[str | None]) -> bool:
+    """Return whether any of these files changed after the run, even if its date is older.
+
+    Programs can set the date that `newer_images` reads: unpacking and copying keep the old one.
+    """
+    predicted = target.run.predictions.stat().st_mtime
+    for file in files:
+        with suppress(OSError):
+            if file is not None and Path(file).stat().st_ctime > predicted:
+                return True
+    return False
+
+
+def are_of_the_run(
+    target: ReviewTarget, files: Sequence[str | None], progress: Progress
+) -> bool | None:
+    """Return whether the files hold the images that the run predicted; None if nobody knows."""
+    expected = target_fingerprint(target.run)
+    settings = target.record.settings
+    if expected is None or features_dim(str(settings.get("model.backbone"))) is not None:
+        return None
+    most = float(settings.get("data.max_megapixels", DataConfig.max_megapixels))
+    digests = []
+    progress.start("comparing the images with those of the run", len(files))
+    try:
+        for file in files:
+            if file is None:
+                return None
+            content = read_file(Path(file), most)[0]
+            digests.append(hashlib.blake2b(content, digest_size=HASH_BYTES).digest())
+            progress.advance(1)
+    except UnreadableImage:
+        return None
+    finally:
+        progress.finish()
+    return fingerprint_of(*sorted(digests)) == expected

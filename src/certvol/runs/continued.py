@@ -41,10 +41,11 @@ def settings_from(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def start_weights(run: RunFolder, model: ModelConfig, classes: list[str]) -> Path | None:
+def start_weights(run: RunFolder, model: ModelConfig, header: Mapping[str, Any]) -> Path | None:
     """Return the weights that a run starts from; None if it pretrains.
 
-    A run keeps them once it has begun, so it does not need the other run to resume.
+    A run keeps them once it has begun, so it does not need the other run to resume. `header` is
+    that of the run's own weights: classes and features must be those of the start.
     """
     if model.start is None:
         return None
@@ -55,12 +56,22 @@ def start_weights(run: RunFolder, model: ModelConfig, classes: list[str]) -> Pat
             "folder of a complete run"
         )
     about = _about(place)
-    if about["classes"] != classes:
+    if about["classes"] != header["classes"]:
         raise UserError(
             f"the run {printable(model.start)} has other classes than the source; continue with "
             "the source that it was trained on"
         )
+    _check_features(about["features"], header.get("features"))
     return place
+
+
+def _check_features(before: str | None, now: str | None) -> None:
+    """Refuse features of another backbone; None if it is not known what made them."""
+    if before and now and before != now:
+        raise UserError(
+            f"the features were made by {printable(now)}, those of the run to continue from by "
+            f"{printable(before)}; extract them with the same backbone, weights and image size"
+        )
 
 
 def check_source(start: str, fingerprint: str, reporter: Reporter) -> None:
@@ -77,4 +88,9 @@ def check_source(start: str, fingerprint: str, reporter: Reporter) -> None:
 def _about(weights: Path) -> dict[str, Any]:
     with explained(weights):
         found = read_about(weights)
-        return {"classes": found["classes"], "norm": found["norm"]}
+        features = found.get("features")
+        return {
+            "classes": found["classes"],
+            "norm": found["norm"],
+            "features": features if isinstance(features, str) else None,
+        }

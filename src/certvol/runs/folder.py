@@ -207,14 +207,14 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot use {self.path} for the run: {error.strerror}") from None
 
-    def note_resumption(self, environment: dict[str, Any]) -> None:
-        """Add the environment of a resumed run to environment.json."""
+    def note_resumption(self, environment: dict[str, Any], changed: dict[str, Any]) -> None:
+        """Add the environment of a resumed run to environment.json, and replace what `changed`."""
         try:
             before = dict(json.loads(self.environment.read_text(encoding="utf-8")))
             resumed = [*before.get("resumed", []), environment]
         except (OSError, ValueError, TypeError):
             before, resumed = {}, [environment]
-        self.write_json(self.environment, {**before, "resumed": resumed})
+        self.write_json(self.environment, {**before, **changed, "resumed": resumed})
 
     def check_links(self) -> None:
         """Refuse links and pipes, which a run from a stranger may contain.

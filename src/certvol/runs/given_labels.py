@@ -136,7 +136,7 @@ def _read_trained(run: RunFolder) -> dict[str, str]:
 
 def check_same_target(labels: str, fingerprint: str) -> None:
     """Refuse a run's labels if it was made from other images, which may have the same names."""
-    run = RunFolder(Path(labels).parent)
+    run = RunFolder(Path(labels).resolve().parent)
     if run.holds_a_run and target_fingerprint(run) not in (None, fingerprint):
         raise UserError(
             f"the labels in {printable(labels)} are about other images: the target of "
@@ -161,8 +161,8 @@ def read_given(
         return None
     place = run.labels if run.labels.exists() else Path(data.target_labels)
     shown = printable(place)
-    owner = RunFolder(place.parent)
-    reviews = read_review(place, classes, owner.holds_a_run and place.name == owner.review.name)
+    owner = RunFolder(place.resolve().parent)
+    reviews = read_review(place, classes, owner.holds_a_run and place.resolve() == owner.review)
     image_of = row_of_path(paths)
     found = [each for each in reviews if each.path in image_of]
     if len(found) < len(reviews):
@@ -210,7 +210,8 @@ def _nothing_trains(reviews: Sequence[Review], shown: str) -> str:
 def reviewed_run(config: Config) -> RunFolder | None:
     """Return the run whose images a person labelled: the one of the labels, or of the start."""
     labels, start = config.data.target_labels, config.model.start
-    for place in (Path(labels).parent if labels else None, Path(start) if start else None):
+    owner = Path(labels).resolve().parent if labels else None
+    for place in (owner, Path(start) if start else None):
         if place is not None and RunFolder(place).holds_a_run and RunFolder(place).finished:
             return RunFolder(place)
     return None

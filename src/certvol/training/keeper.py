@@ -224,6 +224,11 @@ class RunKeeper(Keeper):
                 f"{more if len(changed) > MOST_DIFFERENCES else ''}); undo that in config.yaml, or "
                 "add --accept-changes to resume with the new ones"
             )
+        for name in sorted({"prior", "labels"} & ({*facts["fingerprints"]} ^ {*self.fingerprints})):
+            raise UserError(
+                f"the {name} changed since the run {self.run.path} began: undo that in config.yaml,"
+                " or start a new run"
+            )
         classes = list(self.about.get("classes", []))
         if list(facts["classes"]) != classes:
             pairs = zip(facts["classes"], classes, strict=False)

@@ -16,7 +16,7 @@ from torch import nn
 from certvol import methods
 from certvol.data.augment import cache_size
 from certvol.data.batches import LEAST_TO_HOLD_OUT, hold_out
-from certvol.data.cells import check_classes
+from certvol.data.cells import check_classes, nearly_alike
 from certvol.data.domains import SourceImages, TargetImages, open_source, open_target
 from certvol.data.feature_files import (
     SourceFeatures,
@@ -28,7 +28,7 @@ from certvol.data.feature_files import (
     open_target_features,
 )
 from certvol.data.folders import printable, scan
-from certvol.data.sources import places_of, read_shares
+from certvol.data.sources import mix_ups, places_of, read_shares
 from certvol.data.store import Store
 from certvol.data.target_prior import read_prior
 from certvol.data.views import FeatureViews, ImageViews, Views
@@ -98,16 +98,18 @@ class Job:
         inputs = open_inputs(config, self.reporter).with_feature_dims()
         self.config = config = inputs.config
         self.source, self.target, self.info = inputs.source, inputs.target, inputs.info
-        check_classes(self.source.classes)
-        self.prior = read_prior(config.data, self.source.classes, self.source.labels)
-        self.origins = read_shares(config.training.source_shares, self.source.origins)
         paths, names = self.target.paths, self.source.classes
+        check_classes(names)
+        for text in mix_ups(places_of(config.data), str(config.data.target)) + nearly_alike(names):
+            self.reporter.warn(text)
+        self.prior = read_prior(config.data, names, self.source.labels)
+        self.origins = read_shares(config.training.source_shares, self.source.origins)
         self.given = read_given(run, config, names, paths, self.reporter)
         if self.given is not None:
             adapts = methods.discover()[config.method_name].adapts
             self.given.check(config.method_name if not adapts else None, self.prior, names)
         self.method = create_method(config, inputs.backbone, self.info, len(names))
-        start = start_weights(run, config.model, self.source.classes)
+        start = start_weights(run, config.model, self.about("mixed"))
         if start is not None:
             load_weights(self.method, read_tensors(start), str(start))
             check_source(str(config.model.start), self.source.fingerprint, self.reporter)
@@ -126,9 +128,13 @@ class Job:
 
     @property
     def held_out(self) -> NDArray[np.int64]:
-        """The source images that do not train."""
-        config, classes = self.config, len(self.source.classes)
-        return hold_out(self.source.labels, classes, config.data.holdout, config.training.seed)[1]
+        """The source images that do not train, of the classes that the target prior allows.
+
+        The model never predicts the other classes, so their images say nothing about it.
+        """
+        labels, data, seed = self.source.labels, self.config.data, self.config.training.seed
+        found = hold_out(labels, len(self.source.classes), data.holdout, seed)[1]
+        return np.asarray(found[self.prior.allowed_C[labels[found]]])
 
     def _check_validator(self) -> None:
         """Refuse a validator that needs what this run does not have."""
@@ -145,7 +151,7 @@ class Job:
                 raise UserError(f"{needs}: set `data.holdout` above 0")
             if len(self.held_out) == 0:
                 raise UserError(
-                    f"{needs}, but none of the {len(self.source.classes)} classes has "
+                    f"{needs}, but none of the {self.prior.allowed_C.sum()} classes has "
                     f"{LEAST_TO_HOLD_OUT} images; add images, or choose another validator"
                 )
         if needed == "sigma" and self.method.sigma(torch.zeros(1, self.method.network.dim)) is None:
