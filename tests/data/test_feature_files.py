@@ -70,6 +70,7 @@ def test_target_features_have_no_labels() -> None:
         "rows",
         "paths",
         "fingerprint",
+        "stamp",
         "about",
     }
 

@@ -101,7 +101,7 @@ def fingerprints(suite: Suite, located: Mapping[str, Located]) -> dict[str, str]
 
     Empty if certvol makes the images itself: these never change.
     """
-    if suite.own_images is not None:
+    if suite.own_images:
         return {}
     listings = {letter: scan(domain.folder) for letter, domain in located.items()}
     return {
