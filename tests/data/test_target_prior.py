@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from certvol.data.target_prior import ABSENT, TargetPrior, read_prior, unknown_prior
+from certvol.data.target_prior import ABSENT, TargetPrior, read_prior
 from certvol.errors import UserError
 from certvol.settings import DataConfig
 
@@ -125,6 +125,6 @@ def test_a_prior_far_from_the_predictions_is_contradicted() -> None:
 def test_fingerprints_tell_priors_apart() -> None:
     found = {
         prior.fingerprint
-        for prior in (unknown_prior(3), _read("source"), _read("balanced"), _read(classes="cat"))
+        for prior in (_read(), _read("source"), _read("balanced"), _read(classes="cat"))
     }
     assert len(found) == 4

@@ -3,7 +3,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from certvol.data.target_prior import unknown_prior
+from certvol.data.target_prior import TargetPrior
 from certvol.methods import discover
 from certvol.settings import TrainingConfig
 from certvol.training.planner import Planner, SourceRows, adaptation_rate, stage_of, steps_per_cycle
@@ -14,7 +14,7 @@ TARGET_LABELS = np.array([0] * 28 + [1, 2])
 
 def _planner(batches: str, usual: Literal["balanced", "plain"]) -> Planner:
     settings = TrainingConfig(batch_size=24, batches=batches, class_power=0.0)  # type: ignore[arg-type]
-    kept, prior = np.arange(len(SOURCE_LABELS)), unknown_prior(3)
+    kept, prior = np.arange(len(SOURCE_LABELS)), TargetPrior(np.ones(3, dtype=bool))
     source = SourceRows(kept, SOURCE_LABELS)
     return Planner(settings, source, prior, len(TARGET_LABELS), usual)
 

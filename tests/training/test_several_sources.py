@@ -10,7 +10,7 @@ import certvol
 from certvol import api
 from certvol.cli import _main as cli
 from certvol.data.sources import Origins
-from certvol.data.target_prior import unknown_prior
+from certvol.data.target_prior import TargetPrior
 from certvol.errors import Interrupted, UserError
 from certvol.progress import Silent
 from certvol.report.page import write_report
@@ -132,7 +132,7 @@ def test_the_planner_gives_each_source_its_share(batches: str) -> None:
     labels, origins = np.array([0, 1] * 20), np.array([0] * 8 + [1] * 32)
     settings = TrainingConfig(batch_size=16, batches=batches)  # type: ignore[arg-type]
     source = SourceRows(np.arange(40), labels, Origins(origins, np.array([0.5, 0.5])))
-    planner = Planner(settings, source, unknown_prior(2), 20)
+    planner = Planner(settings, source, TargetPrior(np.ones(2, dtype=bool)), 20)
     plan = planner.pretraining(0, 0, 5)
     assert (origins[plan.images_SN].mean(axis=1) == 0.5).all()
     plan, _ = planner.labelled_adaptation(0, 0, 5, np.array([0, 1] * 10))

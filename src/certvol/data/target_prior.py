@@ -90,10 +90,6 @@ class TargetPrior:
         )
 
 
-def unknown_prior(num_classes: int) -> TargetPrior:
-    return TargetPrior(np.ones(num_classes, dtype=bool))
-
-
 def read_prior(config: DataConfig, classes: list[str], source_labels: Indices) -> TargetPrior:
     """Return the prior that the settings describe."""
     given, allowed_C = config.target_prior, _named(config.target_classes, classes)

@@ -129,9 +129,6 @@ class AdaptationMethod(nn.Module, ABC):
     """True if `label_target` also needs the centres of the source's classes."""
     views_per_image: ClassVar[int] = 1
     """Set to 2 if adaptation needs two views of every image."""
-    fixed_in_adaptation: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of weights that only pretraining trains. `loss_terms` gives them no
-    gradient in adaptation, so that the optimiser leaves them alone."""
     ramps: ClassVar[bool] = False
     """True if losses grow with `Batch.progress`, so that labels may change after they settled."""
     source_free: ClassVar[bool] = False
@@ -143,7 +140,7 @@ class AdaptationMethod(nn.Module, ABC):
     keeps_source_shares: ClassVar[bool] = False
     """True if a fit in closed form gives posteriors for the class shares of the source rows."""
     weighted: ClassVar[dict[str, str]] = {}
-    """The setting that weighs a term, by the term's name. Other terms weigh 1."""
+    """Maps the name of a term to the setting that weighs it. Other terms weigh 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -50,7 +50,6 @@ class Method(SelfLabellingMethod):
         "SHOT: fit target features to the source's fixed classifier; confident, varied predictions"
     )
     source_free = True
-    fixed_in_adaptation = ("network.classifier.output.",)
     weighted: ClassVar[dict[str, str]] = {"pseudo_ce": "pseudo_weight"}
 
     @dataclass(frozen=True, kw_only=True)
