@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 SOURCE, TARGET = 0, 1  # the two domains
 Place = str | os.PathLike[str]
+"""The path of a folder or file."""
 Indices = NDArray[np.int64]
 """Numbers of images, rows or classes."""
 Features = NDArray[np.float32]

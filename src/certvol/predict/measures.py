@@ -37,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data import Indices
 from certvol.errors import UserError
 from certvol.methods._base import AdaptationMethod
 from certvol.nn.heads import Classifier, mc_dropout
@@ -48,7 +49,6 @@ from certvol.scores.oscillation import oscillation_between, pick_per_class
 from certvol.scores.uncertainty import COMPARED_WITH_SIGMA, LABEL_FREE, MEASURES
 from certvol.settings import TrainingConfig
 
-Indices = NDArray[np.int64]
 COVERAGES = (0.8, 0.9, 0.95)
 THRESHOLD_COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 CURVE_POINTS = 200

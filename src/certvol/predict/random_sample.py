@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.errors import UserError
 from certvol.predict.forward import certainty
 from certvol.predict.target_table import target_values
@@ -31,7 +32,6 @@ from certvol.runs.tables import read_column
 from certvol.scores.uncertainty import usual_measure
 from certvol.settings import read_settings_file
 
-Indices = NDArray[np.int64]
 Values = NDArray[np.floating]
 
 STRATA = 5

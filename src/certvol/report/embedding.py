@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from certvol.report.records import Features, Indices
+from certvol.data import Indices
+from certvol.report.records import Features
 
 Points = NDArray[np.float64]
 _COMPONENTS = 50

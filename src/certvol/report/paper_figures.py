@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from certvol.data import Indices
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.files import write_atomically
@@ -16,7 +17,7 @@ from certvol.report.charts import Axis, Bars, Chart, Lines, Matrix, Reliability
 from certvol.report.comparison import comparison_figures, name_runs
 from certvol.report.embedding import Points, embed
 from certvol.report.figures import measure_title, run_figures
-from certvol.report.records import Indices, Record
+from certvol.report.records import Record
 
 Draw = Callable[[Any], None]
 _COLOURS = ("#d0691d", "#2f6fb0", "#2d8659", "#8a5bb5", "#b83f6d", "#8a7a1f", "#3d9aa8", "#7a6a5d")

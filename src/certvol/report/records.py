@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.data.folders import printable
 from certvol.runs.checkpoint import DAMAGE, OtherFormat, check_format, load_tensors, read_about
 from certvol.runs.folder import RunFolder
@@ -23,7 +24,6 @@ from certvol.scores import uncertainty
 from certvol.settings import read_settings_file, shown
 
 Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 T = TypeVar("T")
 
 MEASURES = {name: uncertainty.MEASURES[name] for name in ("sigma", *uncertainty.LABEL_FREE)}

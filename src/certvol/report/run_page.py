@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from certvol.data import Indices
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.progress import Reporter
 from certvol.report import summary
 from certvol.report.embedding import Embedding, embed
 from certvol.report.figures import measure_title, run_figures
-from certvol.report.records import MEASURES, Images, Indices, Record, number
+from certvol.report.records import MEASURES, Images, Record, number
 from certvol.report.render import json_block, render
 from certvol.report.thumbnails import Thumbnails, make_thumbnails
 from certvol.runs.environment import made_here

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.predict.max_error import Judged, compare_reviews, in_units
 from certvol.predict.random_sample import Design
 from certvol.progress import percent
@@ -18,8 +19,6 @@ from certvol.review.target import ReviewTarget
 from certvol.runs.review_labels import Review
 from certvol.runs.tables import label_cell
 from certvol.scores.intervals import Interval, RiskThreshold, labels_to_halve, stratified
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

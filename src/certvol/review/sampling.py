@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from certvol.data import Indices
 from certvol.randomness import torch_seed
 from certvol.report.records import Features
 from certvol.runs.review_labels import Kind
 
-Indices = NDArray[np.int64]
 Values = NDArray[np.floating]
 
 MOST_CHOSEN = 1000

@@ -6,13 +6,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from certvol.data import Place
 from certvol.data.feature_files import is_feature_file
 from certvol.data.folders import has_image_suffix, printable, reason_of
 from certvol.errors import UserError
 from certvol.files import output_file
 from certvol.runs.folder import RunFolder
-
-Place = str | os.PathLike[str]
 
 
 def check_output(

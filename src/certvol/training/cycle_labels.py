@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data import Indices
 from certvol.methods._base import Survey
 from certvol.scores.validators import effective_number
 from certvol.training.keeper import PRETRAINED
@@ -15,8 +15,6 @@ from certvol.training.planner import stage_of
 
 if TYPE_CHECKING:
     from certvol.training.trainer import Trainer
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from certvol.data import Indices
 from certvol.data.views import Views
 from certvol.device import evaluation_batch
 from certvol.distributed import Team
@@ -42,7 +43,6 @@ from certvol.scores.validators import (
 )
 from certvol.settings import Config, GuardConfig
 
-Indices = NDArray[np.int64]
 Scores = dict[str, float | None]
 GUARD_VALIDATOR = "mutual_information"  # chooses among the healthy cycles after a collapse
 

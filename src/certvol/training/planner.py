@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data import Indices
 from certvol.data.batches import (
     CyclePlan,
     Mixture,
@@ -30,8 +31,6 @@ from certvol.randomness import numpy_generator
 from certvol.settings import TrainingConfig
 from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.pseudo_labels._pools import Pools
-
-Indices = NDArray[np.int64]
 
 
 def adaptation_rate(config: TrainingConfig, progress: float) -> float:

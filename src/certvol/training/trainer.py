@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.data.batches import CyclePlan, hold_out
 from certvol.data.reviewed import ReviewedLabels
 from certvol.data.sources import Origins
@@ -45,8 +45,6 @@ from certvol.training.pseudo_labels._labeller import Labeller
 from certvol.training.state import Position, RunState
 from certvol.training.step import Stepper
 from certvol.training.trials import INITIAL, START, Trials
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

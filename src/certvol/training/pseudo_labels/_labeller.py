@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
+from certvol.data import Indices
 from certvol.data.reviewed import ReviewedLabels
 from certvol.data.target_prior import ABSENT
 from certvol.data.views import Views
@@ -24,7 +24,6 @@ from certvol.settings import TrainingConfig
 from certvol.training.pseudo_labels._base import Chunk, PseudoLabelRule
 from certvol.training.pseudo_labels._pools import Pools, fill_pools
 
-Indices = NDArray[np.int64]
 BetweenChunks = Callable[[], None]
 
 
