@@ -37,12 +37,12 @@ class Surroundings:
 
 
 class Forked:
-    """Stand in for `subprocess.Popen([sys.executable, *words])`."""
+    """A stand-in for `subprocess.Popen([sys.executable, *words])`."""
 
     def __init__(self, words: Sequence[str], surroundings: Surroundings) -> None:
         self._words, self._surroundings = list(words), surroundings
-        # A daemon is stopped with the tests; its own processes are not of `multiprocessing`.
-        self._process = CONTEXT.Process(target=_live, args=(words, surroundings), daemon=True)
+        # A daemon ends with the tests. It may start processes, but none of `multiprocessing`.
+        self._process = CONTEXT.Process(target=_run, args=(words, surroundings), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -68,8 +68,8 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _live(words: Sequence[str], surroundings: Surroundings) -> None:
-    """Become what `python -m certvol ...` or `python -c PROGRAM ...` is."""
+def _run(words: Sequence[str], surroundings: Surroundings) -> None:
+    """Do what `python -m certvol ...` or `python -c PROGRAM ...` does."""
     import torch
 
     from certvol.__main__ import main

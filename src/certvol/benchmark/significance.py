@@ -62,7 +62,7 @@ class PairedTest:
 
     @property
     def p_over_tasks(self) -> float | None:
-        """Test the means of tasks, so that seeds of one task do not count as independent.
+        """p for the means of tasks, because seeds of one task are not independent.
 
         None if there are too few tasks.
         """

@@ -47,7 +47,7 @@ class Suite:
     """Settings of its runs that differ from the preset's."""
     preset: str = "default"
     own_images: bool = False
-    """certvol draws the images, by `data/digits.py`; else the user brings them."""
+    """True if certvol draws the images (`data/digits.py`); else the user brings them."""
 
     @property
     def letters(self) -> dict[str, Domain]:

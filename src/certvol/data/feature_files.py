@@ -136,7 +136,7 @@ def open_source_features(places: Place | Sequence[Place]) -> SourceFeatures:
 def _ordered(
     features: Features, paths: list[str], about: str, labels: Indices, classes: list[str]
 ) -> SourceFeatures:
-    """Order the labelled rows of one source by class, then by content."""
+    """Order labelled rows by class, then by content; their origins are all 0."""
     hashes = row_hashes(features)
     rows = np.lexsort((*sort_keys(hashes), labels))
     fingerprint = fingerprint_of(hashes[rows].tobytes(), labels[rows].tobytes())

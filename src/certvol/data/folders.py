@@ -50,7 +50,7 @@ class Listing:
     root: Path
     paths: list[str]
     status_N3: NDArray[np.int64]
-    """Size, mtime_ns and ctime_ns of each file: an array, because a folder may have a million."""
+    """Size, mtime_ns and ctime_ns of each file: an array, because there may be a million."""
     problems: list[tuple[str, str]]
     """(relative path, reason) of entries that could not be listed."""
     other_files: int

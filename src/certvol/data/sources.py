@@ -122,7 +122,7 @@ class SourceListing:
     listing: Listing
     """All images; paths are relative to the folder that holds all sources."""
     order_N: Indices
-    """The place of each image of `listing` in the lists of `parts`, one after the other."""
+    """Where each image of `listing` stands in the joined lists of `parts`."""
 
     @property
     def several(self) -> bool:

@@ -103,9 +103,9 @@ class FeatureViews(Views):
         self, whole_N: Indices, rows: Indices, num_source: int, generator: torch.Generator
     ) -> Tensor:
         source_N, target_N = np.split(whole_N[rows], [num_source])
-        source_shares, target_shares = np.split(_draw(len(whole_N), generator)[rows], [num_source])
-        source_ND = _picked(self.source, source_N, source_shares)
-        return torch.cat([source_ND, _picked(self.target, target_N, target_shares)])
+        source_draws, target_draws = np.split(_draw(len(whole_N), generator)[rows], [num_source])
+        source_ND = _picked(self.source, source_N, source_draws)
+        return torch.cat([source_ND, _picked(self.target, target_N, target_draws)])
 
     def target_view(self, images_N: Indices, generator: torch.Generator | None) -> Tensor:
         if generator is None:
@@ -121,6 +121,6 @@ def _draw(count: int, generator: torch.Generator) -> NDArray[np.float64]:
     return np.asarray(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
 
 
-def _picked(store: Store, images_N: Indices, shares_N: NDArray[np.float64]) -> Tensor:
-    """Return the view of each image that a number in [0, 1) picks."""
-    return store.gather(images_N, (shares_N * store.views).astype(np.int64))
+def _picked(store: Store, images_N: Indices, draws_N: NDArray[np.float64]) -> Tensor:
+    """Return one view of each image, picked by a number in [0, 1)."""
+    return store.gather(images_N, (draws_N * store.views).astype(np.int64))

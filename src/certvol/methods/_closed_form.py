@@ -35,8 +35,8 @@ class Problem(NamedTuple):
     num_classes: int
 
     @property
-    def compared_TD(self) -> Array:
-        """The target's rows or, without any, the source's in their place."""
+    def target_or_source_TD(self) -> Array:
+        """The target's rows; the source's if there are none."""
         return self.target_TD if len(self.target_TD) else self.source_SD
 
 
@@ -107,7 +107,11 @@ class ClosedFormMethod(basic.Method):
 
     @staticmethod
     def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
-        """Fit to scaled rows; return what `arrays` names. Estimators of scikit-learn share this."""
+        """Fit to scaled rows; return what `arrays` names.
+
+        `config` is the method's `Config`, and `draws` the source of randomness. The estimators of
+        `certvol.sklearn` call this too.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -122,7 +126,8 @@ class ClosedFormMethod(basic.Method):
             (rows - mean) / scale for rows, (mean, scale) in zip(both, moments, strict=True)
         )
         problem = Problem(source, labels_S.numpy(), target, self.network.num_classes)
-        draws = numpy_generator(self.seed, type(self).__module__.rpartition(".")[2])
+        name = type(self).__module__.rpartition(".")[2]
+        draws = numpy_generator(self.seed, name)
         mean_D, scale_D = moments[1]
         self.keep(mean_D=mean_D, scale_D=scale_D, **self.fit(problem, self.config, draws))
 

@@ -15,7 +15,10 @@ from certvol.settings import setting
 
 
 class DomainLossMethod(AdaptationMethod):
-    """Cross-entropy on the source; in adaptation also `domain_losses`, on plain batches."""
+    """Cross-entropy on the source; in adaptation also `domain_losses`, on plain batches.
+
+    A method names in `weighted` the term that `method.weight` scales.
+    """
 
     batches = "plain"
 

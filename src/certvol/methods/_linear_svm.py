@@ -103,6 +103,7 @@ class VotingMethod(ClosedFormMethod):
 
     @staticmethod
     def moments(source_SD: Array, target_TD: Array) -> list[tuple[Array, Array]]:
+        """Divide the features of both domains by one scale, without centring."""
         scale_D = joint_scale(source_SD, target_TD)
         return [(np.zeros_like(scale_D), scale_D)] * 2
 

@@ -131,6 +131,7 @@ class Method(LinearMethod):
 
     @staticmethod
     def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        """Return the regression that starts the game, and the settled nodes."""
         source_SD, labels_S, target_TD, classes = problem
         weight_CD, bias_C = logistic_regression(source_SD, labels_S, classes, config.strength)
         posterior_TC = torch.from_numpy(target_TD @ weight_CD.T + bias_C).softmax(1).numpy()

@@ -50,8 +50,8 @@ def _contrasts(problem: Problem, pseudo_T: Labels | None) -> Array:
         means = [rows / max(1, int(rows.sum())) for rows in (in_source, in_target)]
         return np.concatenate([means[0], -means[1]])
 
-    labels_S = problem.labels_S
-    everything = column(np.ones(len(labels_S), bool), np.ones(len(problem.compared_TD), bool))
+    labels_S, num_target = problem.labels_S, len(problem.target_or_source_TD)
+    everything = column(np.ones(len(labels_S), bool), np.ones(num_target, bool))
     columns = [everything * float(np.sqrt(problem.num_classes))]
     if pseudo_T is not None:
         shared = np.intersect1d(labels_S, pseudo_T)
@@ -99,6 +99,7 @@ class Method(ClosedFormMethod):
 
     @staticmethod
     def moments(source_SD: Array, target_TD: Array) -> list[tuple[Array, Array]]:
+        """Leave the features as they are: `fit` scales rows to unit length."""
         dim = source_SD.shape[1]
         return [(np.zeros(dim), np.ones(dim))] * 2
 
@@ -111,7 +112,7 @@ class Method(ClosedFormMethod):
         """
         from scipy.linalg import eigh
 
-        labels, target_TD = torch.from_numpy(problem.labels_S), problem.compared_TD
+        labels, target_TD = torch.from_numpy(problem.labels_S), problem.target_or_source_TD
         rows_ND = unit_rows(np.concatenate([problem.source_SD, target_TD]))
         dim = rows_ND.shape[1]
         centred_ND = rows_ND - rows_ND.mean(axis=0)

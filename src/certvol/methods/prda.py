@@ -127,8 +127,9 @@ class Method(LinearMethod):
 
     @staticmethod
     def fit(problem: Problem, config: Any, draws: np.random.Generator) -> Fitted:
+        """Enlarge the source by virtual rows, round by round; return a classifier of the target."""
         rows_ND, labels_N, _, classes = problem
-        target_TD = problem.compared_TD
+        target_TD = problem.target_or_source_TD
         for ratio in RATIOS:
             virtual_SD = virtual_rows(problem.source_SD, target_TD, ratio, draws)
             enlarged = Problem(rows_ND, labels_N, virtual_SD, classes)

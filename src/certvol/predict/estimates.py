@@ -3,18 +3,18 @@
 The verdict and the temperature use nothing but an `Evidence`. S held-out source images, N target
 images (at most `outcome.FEATURE_IMAGES` of them, so that labelled and unlabelled runs agree).
 
-Every published estimator that applies is computed. Some judge the pretrained model and some the
-delivered one. Both kinds are kept, because training on its own labels makes the delivered model
-overconfident, so that estimates from the pretrained model are often closer.
+`estimates` computes every published estimator that applies. Some judge the pretrained model and
+some the delivered one. Both kinds are kept, because training on its own labels makes the delivered
+model overconfident, so that estimates from the pretrained model are often closer.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import entr
 
+from certvol.data import Indices
 from certvol.predict.forward import Outputs, Values
 from certvol.scores.calibration import at_temperature, fitted_temperature, matching_temperature
 from certvol.scores.estimators import (
@@ -26,7 +26,6 @@ from certvol.scores.estimators import (
 )
 from certvol.scores.validators import MIN_HELD_OUT, agreement
 
-Indices = NDArray[np.int64]
 EstimatesByName = dict[str, float | None]
 NO_ROWS = np.empty(0, np.float32)
 SHOWN = ("doc before", "second opinion", "agreement", "nearest means")
@@ -62,7 +61,7 @@ class Evidence:
         return int(self.after_NC.shape[1])
 
 
-def gather(
+def collect_evidence(
     labels_S: Indices, before_S: Outputs, before_N: Outputs, after_S: Outputs, after_N: Outputs
 ) -> Evidence:
     """Collect what is needed from both models' outputs for both domains."""

@@ -29,7 +29,7 @@ from certvol.nn.norm import TARGET
 from certvol.predict.export_formats import FORMATS, Exporter, quiet
 from certvol.predict.forward import run_batches
 from certvol.predict.model import Model, load
-from certvol.runs.checkpoint import FORMAT, explained
+from certvol.runs.checkpoint import FORMAT, damage_explained
 from certvol.runs.folder import RunFolder
 from certvol.runs.outputs import check_output, write_output
 from certvol.scores.uncertainty import FROM_LOGITS
@@ -147,7 +147,7 @@ def _thresholds(evaluation: Path) -> dict[str, dict[str, float]]:
     """Read the thresholds that the run stored; empty if it stored none."""
     if not evaluation.exists():
         return {}
-    with explained(evaluation):
+    with damage_explained(evaluation):
         stored = json.loads(evaluation.read_text(encoding="utf-8"))["thresholds"]
         return {
             name: {str(share): float(value) for share, value in stored[name].items()}

@@ -18,7 +18,7 @@ from certvol.predict.forward import certainty
 from certvol.predict.random_sample import RandomSample, sample_of
 from certvol.predict.target_table import target_values
 from certvol.progress import percent
-from certvol.runs.checkpoint import explained, read_about
+from certvol.runs.checkpoint import damage_explained, read_about
 from certvol.runs.folder import RunFolder
 from certvol.runs.given_labels import trained_on
 from certvol.runs.review_labels import Review, read_review, row_of_path
@@ -85,7 +85,7 @@ def compare_reviews(
 
 @dataclass(frozen=True)
 class Rule:
-    """Accept an image whose measure is at least as certain as the threshold."""
+    """A threshold: images whose measure is at least as certain are accepted."""
 
     measure: str
     threshold: float
@@ -101,7 +101,10 @@ class Rule:
 
 
 def rule_by_labels(run: str | Path, measure: str, max_error: float) -> Rule:
-    """Return the rule that a run's labels allow; UserError, with the number needed, if none."""
+    """Return the rule that a run's labels allow.
+
+    Raise UserError if they allow none; it says how many labels are needed.
+    """
     folder = RunFolder(run)
     if not folder.review.exists():
         raise UserError(
@@ -126,7 +129,7 @@ def rule_by_labels(run: str | Path, measure: str, max_error: float) -> Rule:
 
 
 def _classes(run: RunFolder) -> list[str]:
-    with explained(run.model):
+    with damage_explained(run.model):
         return list(read_about(run.model)["classes"])
 
 

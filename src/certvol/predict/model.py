@@ -30,7 +30,7 @@ from certvol.predict.max_error import Rule
 from certvol.predict.reject import check_options, choose_measure, choose_rule
 from certvol.randomness import torch_seed
 from certvol.runs.changed_settings import check_unchanged
-from certvol.runs.checkpoint import FROZEN, explained, load_into, load_with_about
+from certvol.runs.checkpoint import FROZEN, damage_explained, load_into, load_with_about
 from certvol.runs.folder import RunFolder
 from certvol.scores.calibration import COLDEST, HOTTEST
 from certvol.settings import Config, flatten, read_settings_file, resolve
@@ -301,7 +301,7 @@ def load(run: str | Path, device: str = "auto", which: Which = "delivered") -> M
     # The delivered weights alone hold a frozen backbone.
     needs_backbone = which == "pretrained" and config.model.train == "head"
     folder.check_complete(weights, folder.model if needs_backbone else weights)
-    with explained(weights):
+    with damage_explained(weights):
         complete, of_model = load_with_about(folder.model) if folder.model.exists() else ({}, {})
         tensors, about = (complete, of_model) if which == "delivered" else load_with_about(weights)
         classes, mode = about["classes"], about["norm"]

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.data.views import Views
 from certvol.device import evaluation_batch
 from certvol.distributed import Team
 from certvol.errors import RunFailed
 from certvol.nn.norm import SOURCE, TARGET
 from certvol.predict import measures as measuring
-from certvol.predict.estimates import Evidence, HeldOut, gather
+from certvol.predict.estimates import Evidence, HeldOut, collect_evidence
 from certvol.predict.forward import (
     Outputs,
     Values,
@@ -33,7 +34,6 @@ from certvol.runs.tables import csv_text, json_text, label_cell, path_cell, writ
 from certvol.scores.metrics import accuracy, mean_class_accuracy
 from certvol.scores.uncertainty import MEASURES
 
-Indices = NDArray[np.int64]
 FEATURE_IMAGES = 2000  # how many images keep their features
 
 
@@ -106,12 +106,12 @@ def run_target(
     adapted_KD = adapted.features_KD[np.searchsorted(kept_K, shown_K)]
     load_into(method, read_tensors(run.pretrained), run.pretrained.name)
     images_P = shown_K if true_N is None else all_N
-    before = "predicting with the model before adaptation"
-    pretrained = passes.run(before, TARGET, images_P, shown_K, before=True)
+    of_target = "predicting with the model before adaptation"
+    pretrained = passes.run(of_target, TARGET, images_P, shown_K, before=True)
     pretrained_S = passes.run(of_source, SOURCE, images_S, images_S)
     shown_of_P = shown_K if len(images_P) == count else np.arange(len(shown_K))
     before_K, after_K = pretrained.rows(shown_of_P), adapted.rows(shown_K)
-    evidence = gather(held_out.labels_S, pretrained_S, before_K, adapted_S, after_K)
+    evidence = collect_evidence(held_out.labels_S, pretrained_S, before_K, adapted_S, after_K)
     return Outcome(weights, adapted, adapted_KD, pretrained, shown_K, oscillation, evidence)
 
 

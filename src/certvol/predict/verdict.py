@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from certvol.data import Indices
 from certvol.data.folders import printable
 from certvol.predict.estimates import (
     Evidence,
-    Indices,
     estimates,
     target_accuracy,
     temperatures,
@@ -31,7 +31,7 @@ from certvol.predict.estimates import (
 from certvol.predict.forward import Values
 from certvol.predict.max_error import Judged
 from certvol.progress import percent
-from certvol.runs.checkpoint import FORMAT, check_format, explained
+from certvol.runs.checkpoint import FORMAT, check_format, damage_explained
 from certvol.scores.validators import MIN_HELD_OUT, classes_in_use, pretraining_warning
 
 Word = Literal["use it", "look first", "do not use it"]
@@ -110,7 +110,7 @@ def _source_accuracy(probabilities_SC: Values, labels_S: Indices) -> float | Non
 def reasons(figures: Mapping[str, Any], evidence: Evidence) -> list[tuple[Word, str]]:
     """Return all reasons for and against using the model, the most serious first.
 
-    `figures` is the part of verdict.json that is measured.
+    `figures` holds the keys of verdict.json that are measured.
     """
     found: list[tuple[Word, str]] = []
     use, look, bad = WORDS
@@ -125,7 +125,8 @@ def reasons(figures: Mapping[str, Any], evidence: Evidence) -> list[tuple[Word, 
         fall = f"{percent(before, 0)} % to {percent(after, 0)} %"
         found.append((bad, f"accuracy on held-out source images fell from {fall}"))
     in_use = classes_in_use(evidence.after_NC)
-    possible = int((evidence.after_NC > 0).any(axis=0).sum())  # with the target prior
+    # A class that the target prior rules out has no probability.
+    possible = int((evidence.after_NC > 0).any(axis=0).sum())
     if possible > 1 and in_use < max(FEW_CLASSES * possible, ALMOST_ONE_CLASS):
         found.append((look, _few_classes(figures)))
     accuracy = figures["accuracy"]["estimate"]
@@ -216,7 +217,7 @@ def _gain(counts: Mapping[str, int]) -> int:
 
 def read_verdict(file: Path) -> dict[str, Any]:
     """Read verdict.json; UserError if it is damaged."""
-    with explained(file):
+    with damage_explained(file):
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["verdict"] not in WORDS:
             raise ValueError(f"unknown verdict {found['verdict']!r}")

@@ -201,7 +201,7 @@ def _is_skipped(task: dict[str, Any]) -> bool:
 def _checked(review: Review, shown: str, target: ReviewTarget, cells: dict[str, str]) -> Review:
     """Return the review with a class of the run, or with the tool's answer that it is none.
 
-    `cells` holds the classes by their cells.
+    `cells` maps the cell of each class to its name.
     """
     if review.path not in target.row_of:
         raise UserError(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from certvol.data import Indices
 from certvol.data.decoding import UnreadableImage
 from certvol.data.feature_files import is_feature_file, open_target_features
 from certvol.errors import UserError
@@ -24,7 +25,6 @@ from certvol.runs.review_labels import clean_path
 
 CHUNK = 32
 LIKELIEST = 5
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +85,18 @@ def make_guesses(
     if not new:
         return stored
     progress.start("looking at the images", 2 * len(new))
-    by_model = []
+    by_model: dict[Which, NDArray[np.float32]] = {}
     for which in get_args(Which):
         model = load(target.run.path, device, which)
         if model.classes != target.classes:
             raise UserError(f"the weights of {target.run.path} have other classes than its tables")
-        by_model.append(_probabilities(model, target, new, files, progress))
+        by_model[which] = _probabilities(model, target, new, files, progress)
     progress.finish()
-    is_read_R = by_model[1].any(axis=1)  # the others may be found again later
+    is_read_R = by_model["pretrained"].any(axis=1)  # the others may be found again later
     found = Guesses(
         np.concatenate([stored.rows_R, np.array(new, dtype=np.int64)[is_read_R]]),
-        np.concatenate([stored.probabilities_RC, by_model[0][is_read_R]]),
-        np.concatenate([stored.before_R, by_model[1][is_read_R].argmax(axis=1)]),
+        np.concatenate([stored.probabilities_RC, by_model["delivered"][is_read_R]]),
+        np.concatenate([stored.before_R, by_model["pretrained"][is_read_R].argmax(axis=1)]),
     )
     tensors = {
         "rows": torch.from_numpy(found.rows_R),

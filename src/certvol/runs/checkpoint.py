@@ -95,8 +95,8 @@ def check_format(found: Any) -> None:
 
 
 @contextmanager
-def explained(file: Path) -> Iterator[None]:
-    """Raise UserError about this file instead of what reading a damaged or foreign one raises."""
+def damage_explained(file: Path) -> Iterator[None]:
+    """Turn what reading a damaged or foreign file raises into a UserError that names the file."""
     shown = printable(file)
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Any
 from certvol.data.folders import printable
 from certvol.errors import UserError
 from certvol.progress import Reporter
-from certvol.runs.checkpoint import explained, read_about
+from certvol.runs.checkpoint import damage_explained, read_about
 from certvol.runs.folder import RunFolder
 from certvol.settings import ModelConfig, absolute_path, read_settings_file
 
@@ -86,7 +86,7 @@ def check_source(start: str, fingerprint: str, reporter: Reporter) -> None:
 
 
 def _about(weights: Path) -> dict[str, Any]:
-    with explained(weights):
+    with damage_explained(weights):
         found = read_about(weights)
         features = found.get("features")
         return {

@@ -60,7 +60,7 @@ def read_review(
 
 
 def read_answers_text(path: str | Path) -> str:
-    """Read a file that a person or another tool may have written."""
+    """Return the text of a file of answers; UserError if it is missing, too large or not UTF-8."""
     shown = printable(path)
     try:
         check_regular(Path(path))
@@ -173,7 +173,7 @@ def _review(cells: dict[str, str], where: str, names: dict[str, str] | None) -> 
 def class_of_cell(label: str, where: str, names: dict[str, str]) -> str:
     """Return the class that a cell names, with or without the mark before a formula sign.
 
-    `names` holds the classes by their cells.
+    `names` maps the cell of each class to its name.
     """
     found = names.get(label, names.get(label_cell(label)))
     if found is None:

@@ -257,7 +257,7 @@ def _plugin(kind: str, name: Any, known: Mapping[str, type]) -> type:
 
 
 def _owners(section: str, kind: str, plugins: Mapping[str, type]) -> dict[str, str]:
-    """Return which method or rule has each setting of their section."""
+    """Map each setting's full name to the method or rule that declares it."""
     return {
         name: f"{kind} {owner}"
         for owner, cls in plugins.items()

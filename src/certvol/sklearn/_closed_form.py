@@ -24,7 +24,7 @@ ATTRIBUTES = {
     "strategies_MC": "strategies_",
     "scales_M": "scales_",
 }
-"""The estimators' attributes by the names of the arrays that methods fit."""
+"""Maps the name of a fitted array to the estimator's attribute."""
 
 
 class _ClosedFormClassifier(TargetClassifier):
@@ -40,10 +40,8 @@ class _ClosedFormClassifier(TargetClassifier):
         self._fit(Problem(source_SD, labels_S, rows.target_TD, len(self.classes_)), seed)
 
     def _fit(self, problem: Problem, seed: int) -> None:
-        given = self.get_params(deep=False).items()
-        settings = {
-            self._settings[name].name: value for name, value in given if name in self._settings
-        }
+        given, declared_as = self.get_params(deep=False), self._settings
+        settings = {declared_as[name].name: given[name] for name in given if name in declared_as}
         draws = numpy_generator(seed, type(self).__name__)
         fitted = self._method.fit(problem, self._method.Config(**settings), draws)
         for name, value in fitted.items():
@@ -66,7 +64,7 @@ class _VotingClassifier(_ClosedFormClassifier):
 
     def _fit(self, problem: Problem, seed: int) -> None:
         source_SD, labels_S, _, classes = problem
-        target_TD = problem.compared_TD
+        target_TD = problem.target_or_source_TD
         scale_D = self.deviation_ = joint_scale(source_SD, target_TD)
         super()._fit(Problem(source_SD / scale_D, labels_S, target_TD / scale_D, classes), seed)
 

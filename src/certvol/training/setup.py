@@ -128,7 +128,7 @@ class Job:
 
     @property
     def held_out(self) -> NDArray[np.int64]:
-        """The source images that do not train, of the classes that the target prior allows.
+        """The held-out source images of the classes that the target prior allows.
 
         The model never predicts the other classes, so their images say nothing about it.
         """

@@ -78,7 +78,7 @@ class Stepper:
         """The tables that the method keeps on every target image, on the training device."""
         self.noise = torch.Generator(views.device)
         self.ahead: tuple[CyclePlan, int, Batch] | None = None
-        """A plan's batch, and its number, built while the device computed the step before."""
+        """A plan, the number of its next step, and the batch built ahead for that step."""
         recorded = views.device.type == "cuda" and settings.record and team.size == 1
         self.recorder = Recorder(self._train_on, enabled=recorded)
         self.new_optimizer()
@@ -108,8 +108,9 @@ class Stepper:
     def _rate_of(self, weight: str) -> float:
         """Return the rate of a weight, relative to `training.learning_rate`.
 
-        The usual rate behind a frozen backbone is no factor of a rate that the method itself
-        declares: at a hundred times the rate, RSDA's discriminator diverged.
+        A given `training.head_rate` multiplies the rate that the method declares. The default
+        behind a frozen backbone does not: the larger of the two counts, because RSDA's
+        discriminator diverges at their product, 100.
         """
         own = self.method.rate_of(weight)
         if weight.startswith("network.backbone."):
@@ -150,8 +151,10 @@ class Stepper:
 
     def _next_batch(self, plan: CyclePlan, index: int, place: int, adapting: bool) -> Batch:
         ahead, self.ahead = self.ahead, None
-        if ahead is not None and ahead[0] is plan and ahead[1] == index:
-            return ahead[2]
+        if ahead is not None:
+            planned, number, batch = ahead
+            if planned is plan and number == index:
+                return batch
         return self._batch(plan, index, place, adapting)
 
     def _train_on(self, batch: Batch) -> dict[str, Tensor]:
