@@ -337,3 +337,9 @@ def test_a_target_prior_rules_classes_out(cls: type) -> None:
 def test_a_wrong_target_prior_is_refused(prior: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         quick(BasicClassifier, target_prior=prior).fit(X, Y)
+
+
+def test_none_as_a_label_is_refused_with_the_mark_of_unlabelled_rows() -> None:
+    X, y = np.eye(4), np.array(["a", "b", None, None], dtype=object)
+    with pytest.raises(ValueError, match="mark unlabelled rows by -1"):
+        CORALClassifier().fit(X, y)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from certvol.cli._main import run
+from certvol.cli.evaluate import recommendations
 
 
 def test_evaluate_gives_the_figures_of_the_run(
@@ -39,3 +40,12 @@ def test_a_broken_stdout_does_not_cost_the_figures(
     assert run([*words, "--json", str(tmp_path / "f.json")]) == 2
     assert "cannot write to stdout: no space left" in capsys.readouterr().err
     assert "adapted" in json.loads((tmp_path / "f.json").read_text())
+
+
+def test_a_measure_is_recommended_with_its_worth() -> None:
+    def advice(area: float | None) -> str:
+        return next(recommendations({"recommended": "sigma", "auroc": {"sigma": area}}))
+
+    assert advice(0.8) == "to find errors, use --measure sigma (AUROC 0.800)"
+    assert advice(0.55).endswith("(AUROC 0.550, hardly better than guessing)")
+    assert advice(None) == "there were no errors to find, so no --measure can be recommended"

@@ -8,6 +8,7 @@ import pytest
 from certvol.progress import Silent
 from certvol.report import thumbnails
 from certvol.report.records import read_record
+from certvol.report.render import with_code
 from certvol.report.run_page import run_page
 from certvol.scores.validators import spreading_warning
 from support.made_runs import MadeRun, make_run, rewrite_json
@@ -98,6 +99,20 @@ def test_without_sigma_the_page_says_that_the_probability_replaces_it(tmp_path: 
     assert page.data["gallery"]["certainty"] == "probability"
 
 
+def test_a_trained_network_has_sigma_but_is_ranked_by_the_probability(tmp_path: Path) -> None:
+    made = make_run(tmp_path)
+    settings = (made.path / "config.yaml").read_text()
+    (made.path / "config.yaml").write_text(settings.replace("train: head", "train: all"))
+    words = _page(made).words
+    assert "has no sigma" not in words
+    assert "it finds errors better than sigma in a network that was trained as a whole" in words
+
+
+def test_names_between_backticks_are_shown_as_code_and_markup_is_escaped() -> None:
+    found = with_code("raise `data.holdout`, or <b>`x<y`</b>")
+    assert found == "raise <code>data.holdout</code>, or &lt;b&gt;<code>x&lt;y</code>&lt;/b&gt;"
+
+
 def test_an_older_run_has_a_page_that_names_what_is_missing(tmp_path: Path) -> None:
     words = _page(make_run(tmp_path, measures=False, features=False)).words
     assert "no evaluation.json" in words
@@ -146,6 +161,7 @@ def test_a_warning_made_without_labels_is_followed_by_what_the_labels_show(
     warning = _spreading(made)
     words = _page(made).words
     remark = f"show {effect}: 75.0 % right before adaptation, {100 * after:.1f} % after."
+    warning = warning.replace("`", "")  # shown as code
     assert f"{warning} The target's labels, which training did not see, {remark}" in words
     assert words.count("which training did not see") == 1  # other warnings have no remark
 
@@ -154,7 +170,7 @@ def test_a_warning_stands_alone_without_labels(tmp_path: Path) -> None:
     made = make_run(tmp_path, features=False, labelled=False)
     warning = _spreading(made)
     words = _page(made).words
-    assert warning in words
+    assert warning.replace("`", "") in words  # shown as code
     assert "which training did not see" not in words
 
 

@@ -265,3 +265,14 @@ def test_a_fitted_method_is_evaluated(
     assert set(written) == {*found, "left_out"}
     assert written["auroc"] == found["auroc"]
     assert "linear layers" in written["left_out"]["oscillation"]
+
+
+def test_rows_that_share_a_path_are_adapted_to_if_no_labels_are_given_by_path(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with np.load(files[1]) as given:
+        arrays = dict(given)
+    arrays["paths"] = np.array(["frame.jpg"] * len(arrays["features"]))
+    np.savez(tmp_path / "target.npz", **arrays)
+    run = certvol.adapt(files[0], tmp_path / "target.npz", out=tmp_path / "run", **tiny_head())
+    assert (run.path / "predictions.csv").read_text().count("frame.jpg") == len(arrays["paths"])

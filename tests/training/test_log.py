@@ -86,14 +86,14 @@ class _RecordingKeeper(Keeper):
 def test_a_line_holds_the_weighted_loss_and_an_infinite_term_is_refused() -> None:
     method, keeper, reporter = make_method("cvp"), _RecordingKeeper(), RecordingReporter()
     log, batch = TrainingLog(method, keeper, reporter), watched_batch([1.0, 99.0], 1)
-    for step in (3, 4):
+    for step in (99, 100, 101):
         log.step({"ce": 1.0, "samples_ce": 2.0}, batch, 0, step, 0.1)
-    line = keeper.lines[1]
+    line = keeper.lines[2]
     assert line["loss"] == pytest.approx(1.0 + 2.0 * method.term_weights["samples_ce"])
-    assert (line["phase"], line["cycle"], line["step"], line["lr"]) == ("pretrain", 0, 4, 0.1)
+    assert (line["phase"], line["cycle"], line["step"], line["lr"]) == ("pretrain", 0, 101, 0.1)
     assert (line["sigma_source"], line["sigma_target"]) == (1.0, 99.0)
     assert len(reporter.warned) == 1
-    assert reporter.warned[0].startswith("step 3: sigma of the target has grown to 99.0")
+    assert reporter.warned[0].startswith("step 100: sigma of the target has grown to 99.0")
     with pytest.raises(FloatingPointError, match="step 5 of pretrain loss term `ce`"):
         log.step({"ce": math.inf}, batch, 0, 5, 0.1)
 

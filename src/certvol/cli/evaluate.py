@@ -8,6 +8,7 @@ from certvol.cli._options import help_of
 from certvol.progress import Reporter, percent
 
 Rows = list[list[str]]
+WEAK_AREA = 0.6  # an AUROC of 0.5 is guessing
 HELP = "measure accuracy and certainty of a run on a labelled folder"
 
 
@@ -55,8 +56,12 @@ def recommendations(found: dict[str, Any]) -> Iterator[str]:
     for kind, part in (("errors", found), ("unknown classes", found.get("unknown"))):
         if part is not None:
             name = part["recommended"]
-            area = _text(part["auroc"][name])
-            yield f"to find {kind}, use --measure {name}" + (f" (AUROC {area})" if area else "")
+            area = part["auroc"][name]
+            if area is None:
+                yield f"there were no {kind} to find, so no --measure can be recommended"
+                continue
+            weak = ", hardly better than guessing" if area < WEAK_AREA else ""
+            yield f"to find {kind}, use --measure {name} (AUROC {_text(area)}{weak})"
 
 
 def certainty_tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], Rows, str]]:

@@ -48,7 +48,8 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     found = predict(PredictOptions(**given), reporter)
     for path, reason in found.skipped[:NAMED_FILES]:
         reporter.warn(f"skipped {printable(path)}: {reason}")
-    summary = f"{len(found.paths)} images predicted"
+    count = len(found.paths)
+    summary = f"{count} {'image' if count == 1 else 'images'} predicted"
     if found.accepted is not None:
         summary += f", {int((~found.accepted).sum())} rejected ({found.rule})"
     if found.skipped:

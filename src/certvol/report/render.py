@@ -8,13 +8,14 @@ requests.
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from jinja2.loaders import FunctionLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from certvol.data.folders import printable
 
@@ -40,6 +41,7 @@ def render(
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
+    environment.filters["code"] = with_code
     return environment.get_template(template).render(
         **context,
         policy=policy,
@@ -48,6 +50,11 @@ def render(
         data=Markup(json_block(data)),
         sheets=[Markup(sheet) for sheet in sheets],
     )
+
+
+def with_code(text: str) -> Markup:
+    """Escape a text and show what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(printable(text)))))
 
 
 def json_block(data: Mapping[str, Any]) -> str:

@@ -102,8 +102,11 @@ def keep_trained(run: RunFolder, start: str | None, paths: Sequence[str], images
     """
     if not run.writes or run.trained.exists():
         return
+    trained = trained_on(run)
+    if start is None and not trained:
+        return
     row_of = row_of_path(paths)
-    rows = {row_of[path] for path in trained_on(run) if path in row_of}
+    rows = {row_of[path] for path in trained if path in row_of}
     if start is not None:
         hashes = [image.tobytes().hex() for image in images]
         row_of_hash = {image: row for row, image in enumerate(hashes)}

@@ -120,7 +120,7 @@ class TrainingConfig:
         above=0,
         at_most=1e6,
         help="Learning rate of all layers behind the backbone, relative to the backbone's; null: "
-        "at least 10 behind a frozen backbone, else 1. Many comparators were published with 10.",
+        "10 behind a frozen backbone, for layers without a rate of their own, else 1.",
     )
     adapt_learning_rate: float | None = setting(
         None, above=0, help="Learning rate of adaptation; null: as in pretraining."

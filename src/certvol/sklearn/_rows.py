@@ -63,6 +63,8 @@ class TargetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        if y.dtype == object and any(value is None for value in y):
+            raise ValueError("a label is None; mark unlabelled rows by -1")
         unlabelled_N = np.isin(y.astype(str), [str(UNLABELLED), str(float(UNLABELLED))])
         check_classification_targets(y[~unlabelled_N] if (~unlabelled_N).any() else y)
         is_target_N = unlabelled_N if domain is None else _target_rows(domain, unlabelled_N)

@@ -11,6 +11,7 @@ from certvol.progress import Reporter, duration
 from certvol.training.keeper import Keeper
 
 DEAD_SIGMA = 1e-3
+FIRST_STEPS = 100  # of pretraining, in which sigma finds its scale
 LARGEST_SIGMA = 3.0  # times log C, the highest value that the losses pull sigma towards
 TIMED_STEPS = 5  # without the first, which is slower
 LONG = 3600.0  # seconds
@@ -58,8 +59,9 @@ class TrainingLog:
         }
         self.keeper.log(line)
         self.reporter.note(in_words(line))
-        for kind, warning in sigma_warnings(line, self.method.network.num_classes).items():
-            self.warn_once(kind, f"step {step}: {warning}")
+        if line["phase"] != "pretrain" or step >= FIRST_STEPS:
+            for kind, warning in sigma_warnings(line, self.method.network.num_classes).items():
+                self.warn_once(kind, f"step {step}: {warning}")
 
 
 def medians(batch: Batch) -> dict[str, float | None]:

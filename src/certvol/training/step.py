@@ -109,15 +109,16 @@ class Stepper:
         """Return the rate of a weight, relative to `training.learning_rate`.
 
         A given `training.head_rate` multiplies the rate that the method declares. The default
-        behind a frozen backbone does not: the larger of the two counts, because RSDA's
-        discriminator diverges at their product, 100.
+        behind a frozen backbone holds only for weights without a declared rate: RSDA's
+        discriminator diverges at the product of both, 100.
         """
         own = self.method.rate_of(weight)
         if weight.startswith("network.backbone."):
             return own
         if self.settings.head_rate is not None:
             return own * self.settings.head_rate
-        return max(own, HEAD_RATE) if self.method.network.trained_part == "head" else own
+        frozen = self.method.network.trained_part == "head"
+        return HEAD_RATE if frozen and own == 1 else own
 
     def step(
         self,
