@@ -122,7 +122,7 @@ class SourceListing:
     listing: Listing
     """All images; paths are relative to the folder that holds all sources."""
     order_N: Indices
-    """Where each image of `listing` stands in the joined lists of `parts`."""
+    """The place of each image of `listing` in the joined lists of `parts`."""
 
     @property
     def several(self) -> bool:
